@@ -1,0 +1,48 @@
+# Needs python3 with venv, a C++ compiler and make. All else goes into .venv.
+PYTHON ?= python3
+TORCH ?= 2.13.0
+
+BIN := .venv/bin
+TORCH_INSTALLED := .venv/torch-$(TORCH)
+BUILT := .venv/built-torch-$(TORCH)
+CXX_FILES := $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+
+.PHONY: help demo build test conformance lint bench clean
+
+help: ## this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
+
+demo: $(BUILT) ## train on handwritten digits with gloo and with hvd, side by side (2 ranks)
+	$(BIN)/python examples/demo.py
+
+build: $(BUILT) ## .venv with torch and an editable build
+
+test: $(BUILT) ## the tests, but for those that build the package again
+	$(BIN)/pytest -m "not slow"
+
+conformance: $(BUILT) ## PyTorch's own distributed test suite, 3 ranks
+	$(BIN)/python -m tests.conformance.run --world-size 3
+
+lint: $(BUILT) ## ruff, mypy and clang-format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+bench: $(BUILT) ## the benchmarks against stock gloo
+	$(BIN)/pytest benchmarks
+
+clean: ## remove what was built, keep what was downloaded
+	rm -rf build dist *.egg-info torch_hvd/*.so torch_hvd/_build.py .venv/built-*
+	rm -rf .pytest_cache .mypy_cache .ruff_cache
+	find . -path ./.venv -prune -o -name __pycache__ -exec rm -rf {} +
+
+$(TORCH_INSTALLED):
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install torch==$(TORCH) "setuptools>=77" ninja
+	rm -f .venv/built-* .venv/torch-*
+	touch $@
+
+$(BUILT): $(TORCH_INSTALLED) pyproject.toml setup.py $(CXX_FILES)
+	$(BIN)/pip install --no-build-isolation --editable ".[test,bench,lint]"
+	touch $@

@@ -1,0 +1,1 @@
+"""Benchmarks of the backend against a baseline; run them with `pytest benchmarks`."""

@@ -1,0 +1,87 @@
+"""Options and fixtures of the benchmarks.
+
+A test module may define SIZES and QUICK_SIZES (bytes, for tests that take `nbytes`) and
+WORLD_SIZES (where it does not make sense with any number of ranks).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.machine import facts
+from benchmarks.measure import Bench
+from benchmarks.ranks import Ranks
+from benchmarks.report import describe, in_bytes, markdown
+from benchmarks.rows import Row
+
+BUDGET_S, QUICK_BUDGET_S = 4.0, 1.0
+
+ROWS = pytest.StashKey[list[Row]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    options = parser.getgroup("benchmarks")
+    options.addoption("--quick", action="store_true", help="fewer sizes, a second for each")
+    options.addoption(
+        "--world-size", type=int, action="append", help="ranks; may be repeated (default: 2 and 4)"
+    )
+    options.addoption("--backend", default="hvd", help="what is measured (default: hvd)")
+    options.addoption("--baseline", default="gloo", help="what it is compared to (default: gloo)")
+    options.addoption("--json", type=Path, metavar="FILE", help="write one JSON line per row")
+    options.addoption("--gate", action="store_true", help="fail where a target is missed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[ROWS] = []
+    if file := config.getoption("--json"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "nbytes" in metafunc.fixturenames:
+        quick = metafunc.config.getoption("--quick")
+        sizes = metafunc.module.QUICK_SIZES if quick else metafunc.module.SIZES
+        metafunc.parametrize("nbytes", sizes, ids=lambda size: in_bytes(size).replace(" ", ""))
+    if "ranks" in metafunc.fixturenames:
+        wanted = metafunc.config.getoption("--world-size") or [2, 4]
+        possible = getattr(metafunc.module, "WORLD_SIZES", wanted)
+        world_sizes = [size for size in wanted if size in possible]
+        metafunc.parametrize(
+            "ranks", world_sizes, ids=lambda size: f"n{size}", indirect=True, scope="module"
+        )
+
+
+@pytest.fixture(scope="module")
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    option = request.config.getoption
+    ranks = Ranks(request.param, option("--backend"), option("--baseline"))
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture
+def bench(ranks: Ranks, pytestconfig: pytest.Config) -> Bench:
+    budget_s = QUICK_BUDGET_S if pytestconfig.getoption("--quick") else BUDGET_S
+    file = pytestconfig.getoption("--json")
+
+    def keep(row: Row) -> None:
+        pytestconfig.stash[ROWS].append(row)
+        if file:
+            with file.open("a") as lines:
+                lines.write(json.dumps(row.as_json() | {"machine": facts()}) + "\n")
+
+    return Bench(ranks, budget_s, pytestconfig.getoption("--gate"), keep)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if rows := config.stash[ROWS]:
+        terminalreporter.section("benchmarks")
+        terminalreporter.write_line(describe(facts()) + "\n")
+        terminalreporter.write_line(markdown(row.as_json() for row in rows))

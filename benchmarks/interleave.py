@@ -1,0 +1,87 @@
+"""Time several trials in turns, so that all of them meet the same machine.
+
+Units: a *call* is what one pair of clock readings encloses; a *block* is a few calls of
+one trial; a *round* is one block of every trial. Rounds alternate between limit, A, B and
+limit, B, A: a steady drift of the machine cancels, and each contender follows the limit as
+often as the other contender. A contender is a few trials, one for each of its groups, that
+take turns by two rounds. A block is: an untimed call, which brings the trial's code,
+threads and sockets back to life after the others ran; fresh input; a barrier in a group
+that no trial uses; the timed calls, each on a tensor of its own; a check of every result.
+A wrong result raises, so no number outlives it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.ranks import Rank
+
+Blocks = list[list[float]]
+
+WARM_UP_ROUNDS = 2  # of two calls or more: DDP settles its buckets in the second
+ROUNDS = (12, 240)  # fewest, most
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One thing to time. `fill` and `check` run outside the clock.
+
+    `call(i)` for i in range(calls) makes one block; `check` raises AssertionError unless
+    all of them left the right result.
+    """
+
+    calls: int
+    fill: Callable[[], object]
+    call: Callable[[int], None]
+    check: Callable[[], None]
+
+
+def interleave(
+    rank: Rank, limit: Trial, contenders: Mapping[str, Sequence[Trial]], budget_s: float
+) -> dict[str, Blocks]:
+    """Seconds of every timed call on this rank, by trial ("limit" too), round and call.
+
+    Rank 0 chooses the number of rounds that fits into `budget_s` seconds, within ROUNDS.
+    Every rank must pass the same contenders, of as many trials each, in the same order.
+    """
+    trials = [
+        {"limit": limit, **dict(zip(contenders, turn, strict=True))}
+        for turn in zip(*contenders.values(), strict=True)
+    ]
+    for _ in range(WARM_UP_ROUNDS):
+        start = time.perf_counter()
+        for trial in chain.from_iterable(turn.values() for turn in trials):
+            _block(rank, trial)
+        took = (time.perf_counter() - start) / len(trials)
+    least, most = ROUNDS
+    turns = min(max(int(budget_s / took), least), most) // (2 * len(trials))
+    rounds = torch.tensor([turns * 2 * len(trials)])
+    dist.broadcast(rounds, 0, group=rank.control)
+
+    blocks: dict[str, Blocks] = {name: [] for name in trials[0]}
+    for index in range(int(rounds.item())):
+        order = contenders if index % 2 == 0 else reversed([*contenders])
+        for name in ("limit", *order):
+            trial = trials[index // 2 % len(trials)][name]
+            blocks[name].append(_block(rank, trial))
+    return blocks
+
+
+def _block(rank: Rank, trial: Trial) -> list[float]:
+    trial.fill()
+    trial.call(0)
+    trial.fill()
+    dist.barrier(group=rank.control)
+    times = []
+    for i in range(trial.calls):
+        start = time.perf_counter()
+        trial.call(i)
+        times.append(time.perf_counter() - start)
+    trial.check()
+    return times

@@ -1,0 +1,62 @@
+"""Facts about the machine and the code, without which a time means little."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+
+def facts() -> dict[str, str | int | None]:
+    """CPU model, usable cores, versions and git revision; None where unknown."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torch_hvd": _installed("torch_hvd"),
+        "revision": _revision(),
+        "utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def busy_seconds() -> float:
+    """CPU time that this machine has spent on anything, stolen time included."""
+    user, nice, system, _idle, _iowait, irq, softirq, steal = (
+        int(ticks) for ticks in Path("/proc/stat").read_text().split()[1:9]
+    )
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that all threads of a living process have taken."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _cpu_model() -> str | None:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return None
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _revision() -> str | None:
+    describe = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    result = subprocess.run(
+        describe, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    return result.stdout.strip() or None

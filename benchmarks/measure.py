@@ -1,0 +1,87 @@
+"""What a benchmark test calls: run a case on the ranks and sum it up as a row."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from benchmarks.interleave import Blocks
+from benchmarks.machine import busy_seconds, cpu_seconds
+from benchmarks.ranks import Ranks
+from benchmarks.rows import Row, Spread, ratio_interval, slowest
+
+Case = Callable[..., dict[str, Blocks]]
+
+# Beyond the budget: warm-up rounds, and the fewest rounds where they take longer.
+GRACE_S = 100
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Measures on `ranks`, about `budget_s` seconds a row, and hands rows to `keep`."""
+
+    ranks: Ranks
+    budget_s: float
+    gate: bool
+    keep: Callable[[Row], None]
+
+    def row(
+        self,
+        case: Case,
+        *,
+        op: str,
+        size: int,
+        bus_factor: float = 1.0,
+        trips: int = 1,
+        target: float | None = None,
+        **arguments: object,
+    ) -> None:
+        """Run `case(rank, budget_s=..., **arguments)` on all ranks and keep the row.
+
+        The case returns the samples of the trials "backend", "baseline" and "limit", as
+        `interleave` does. `size` is what a rank contributes to a call, in bytes;
+        `bus_factor` turns algbw into busbw; a call makes `trips` transfers, one after
+        the other. Fails the test when the gate is on and the target is missed.
+        """
+        pids = self.ranks.start()
+        start, busy, ours = time.monotonic(), busy_seconds(), sum(map(cpu_seconds, pids))
+        answers = self.ranks.run(
+            case, timeout_s=self.budget_s + GRACE_S, budget_s=self.budget_s, **arguments
+        )
+        others = busy_seconds() - busy - (sum(map(cpu_seconds, pids)) - ours)
+        foreign = max(0.0, others / (time.monotonic() - start))
+        blocks = {
+            name: [
+                [seconds / trips for seconds in block]
+                for block in slowest([answer[name] for answer in answers])
+            ]
+            for name in answers[0]
+        }
+        spread = {name: Spread.of(samples) for name, samples in blocks.items()}
+        low, high = ratio_interval(blocks["backend"], blocks["baseline"])
+        algbw = size / spread["backend"].median / 1e3
+        row = Row(
+            op=op,
+            size=size,
+            dtype="float32",
+            world_size=self.ranks.size,
+            backend=self.ranks.backend,
+            baseline=self.ranks.baseline,
+            calls=sum(map(len, blocks["backend"])),
+            time=spread["backend"],
+            baseline_time=spread["baseline"],
+            limit_time=spread["limit"],
+            algbw=algbw,
+            busbw=algbw * bus_factor,
+            ratio=spread["backend"].median / spread["baseline"].median,
+            low=low,
+            high=high,
+            target=target,
+            foreign=foreign,
+        )
+        self.keep(row)
+        if self.gate and row.missed:
+            pytest.fail(f"{op}, {size} B: ratio {row.ratio:.3f} is above {target}", pytrace=False)

@@ -1,0 +1,102 @@
+"""all_reduce of float32 sums: one by one, asynchronous, and many small ones in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from benchmarks.interleave import Blocks, Trial, interleave
+from benchmarks.measure import Bench
+from benchmarks.payload import calls_per_block, pattern, two_copies
+from benchmarks.ranks import Rank
+
+pytestmark = pytest.mark.timeout(300)
+
+QUICK_SIZES = (4, 1 << 10, 1 << 14, 1 << 20, 1 << 24)
+SIZES = tuple(4 ** (i + 1) for i in range(13))  # 4 B to 64 MB
+BURST = 100
+
+
+def target(nbytes: int) -> float | None:
+    """The promised ratio to stock gloo for tensors of this size."""
+    return 0.8 if nbytes <= 1 << 14 else 1.03 if nbytes >= 1 << 20 else None
+
+
+def bus_factor(size: int) -> float:
+    """A rank must send, and receive, at least this share of its tensor."""
+    return 2 * (size - 1) / size
+
+
+def sync(tensors: list[torch.Tensor], group: dist.ProcessGroup) -> None:
+    for tensor in tensors:
+        dist.all_reduce(tensor, group=group)
+
+
+def in_flight(tensors: list[torch.Tensor], group: dist.ProcessGroup) -> None:
+    for work in [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]:
+        work.wait()
+
+
+def reduce_all(
+    rank: Rank,
+    *,
+    count: int,
+    burst: int,
+    issue: Callable[[list[torch.Tensor], dist.ProcessGroup], None],
+    budget_s: float,
+) -> dict[str, Blocks]:
+    """Runs on a rank: each call reduces `burst` tensors of `count` float32."""
+    calls = calls_per_block(4 * count * burst)
+    tensors = [torch.empty(count) for _ in range(calls * burst)]
+    source = pattern(count) * (rank.rank + 1)
+    expected = pattern(count) * (rank.size * (rank.size + 1) // 2)
+
+    def fill() -> None:
+        for tensor in tensors:
+            tensor.copy_(source)
+
+    def check() -> None:
+        assert all(torch.equal(tensor, expected) for tensor in tensors), "wrong sum"
+
+    def reduce_over(group: dist.ProcessGroup) -> Trial:
+        def call(i: int) -> None:
+            issue(tensors[i * burst : (i + 1) * burst], group)
+
+        return Trial(calls, fill, call, check)
+
+    contenders = {
+        "backend": [reduce_over(group) for group in rank.backend],
+        "baseline": [reduce_over(group) for group in rank.baseline],
+    }
+    return interleave(rank, two_copies(source, tensors, burst), contenders, budget_s)
+
+
+@pytest.mark.parametrize("issue", [sync, in_flight], ids=["sync", "async"])
+def test_all_reduce(bench: Bench, nbytes: int, issue: Callable[..., None]) -> None:
+    bench.row(
+        reduce_all,
+        op="all_reduce" if issue is sync else "all_reduce async",
+        size=nbytes,
+        bus_factor=bus_factor(bench.ranks.size),
+        target=target(nbytes),
+        count=nbytes // 4,
+        burst=1,
+        issue=issue,
+    )
+
+
+def test_burst(bench: Bench) -> None:
+    nbytes = 1 << 10
+    bench.row(
+        reduce_all,
+        op=f"all_reduce async x{BURST}",
+        size=nbytes * BURST,
+        bus_factor=bus_factor(bench.ranks.size),
+        target=target(nbytes),
+        count=nbytes // 4,
+        burst=BURST,
+        issue=in_flight,
+    )

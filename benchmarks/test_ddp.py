@@ -1,0 +1,75 @@
+"""A step of DistributedDataParallel, forward and backward, without an optimizer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.interleave import Blocks, Trial, interleave
+from benchmarks.measure import Bench
+from benchmarks.payload import two_copies
+from benchmarks.ranks import Rank
+
+pytestmark = pytest.mark.timeout(300)
+
+WIDTH, LAYERS, BATCH = 1024, 10, 32
+NBYTES = 4 * WIDTH * WIDTH * LAYERS  # 40 MB of parameters
+TARGET = 1.02
+
+
+def mlp() -> nn.Module:
+    """The same on every rank and for every trial."""
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU()) for _ in range(LAYERS)]
+    return nn.Sequential(*layers)
+
+
+def batch(rank: int) -> torch.Tensor:
+    return torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(rank))
+
+
+def step(model: nn.Module, inputs: torch.Tensor) -> None:
+    model(inputs).square().sum().backward()
+
+
+def gradients(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def steps(rank: Rank, *, budget_s: float) -> dict[str, Blocks]:
+    """Runs on a rank. The limit is a step of the bare model and two copies of its gradients."""
+    bare, inputs = mlp(), batch(rank.rank)
+    expected = torch.zeros(NBYTES // 4)
+    for peer in range(rank.size):
+        bare.zero_grad()
+        step(bare, batch(peer))
+        expected += gradients(bare) / rank.size
+    copies = two_copies(expected, [torch.empty_like(expected)])
+
+    def check(model: nn.Module) -> None:
+        error = (gradients(model) - expected).norm() / expected.norm()
+        assert error < 1e-5, f"wrong gradients: relative L2 error {error:.2g}"
+
+    def ddp(group: torch.distributed.ProcessGroup) -> Trial:
+        model = DistributedDataParallel(mlp(), process_group=group)
+        return Trial(1, model.zero_grad, lambda _: step(model, inputs), lambda: check(model))
+
+    def fill() -> None:
+        bare.zero_grad()
+        copies.fill()
+
+    def call(i: int) -> None:
+        step(bare, inputs)
+        copies.call(i)
+
+    contenders = {
+        "backend": [ddp(group) for group in rank.backend],
+        "baseline": [ddp(group) for group in rank.baseline],
+    }
+    return interleave(rank, Trial(1, fill, call, copies.check), contenders, budget_s)
+
+
+def test_ddp_step(bench: Bench) -> None:
+    bench.row(steps, op="ddp step", size=NBYTES, target=TARGET)

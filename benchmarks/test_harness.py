@@ -1,0 +1,71 @@
+"""The harness itself: no wrong number and no silent hang gets past it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from benchmarks.interleave import Blocks, Trial, interleave
+from benchmarks.payload import pattern, two_copies
+from benchmarks.ranks import Rank, Ranks
+from benchmarks.rows import Spread, ratio_interval, slowest
+
+
+def hang(rank: Rank) -> None:
+    """Rank 1 never answers."""
+    if rank.rank == 1:
+        time.sleep(3600)
+
+
+def wrong_sum(rank: Rank, *, contributing: int) -> dict[str, Blocks]:
+    """Compares the sum of all ranks with what it would be if `contributing` ranks took part."""
+    source = pattern(100)
+    tensor = torch.empty(100)
+
+    def call(_: int) -> None:
+        dist.all_reduce(tensor, group=rank.backend[0])
+
+    def check() -> None:
+        assert torch.equal(tensor, contributing * source), "wrong sum"
+
+    trial = Trial(1, lambda: tensor.copy_(source), call, check)
+    return interleave(rank, two_copies(source, [tensor]), {"backend": [trial]}, budget_s=0.1)
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[Ranks]:
+    ranks = Ranks(2, "gloo", "gloo")
+    yield ranks
+    ranks.close()
+
+
+def test_failures_are_named_and_the_next_run_starts_afresh(two_ranks: Ranks) -> None:
+    with pytest.raises(RuntimeError, match=r"wrong_sum.*rank \d failed(?s:.*)wrong sum"):
+        two_ranks.run(wrong_sum, timeout_s=60, contributing=3)
+    with pytest.raises(TimeoutError, match=r"hang.*ranks \[1\] within 10 s"):
+        two_ranks.run(hang, timeout_s=10)
+    answers = two_ranks.run(wrong_sum, timeout_s=60, contributing=2)
+    assert [sorted(answer) for answer in answers] == [["backend", "limit"]] * 2
+    assert len(answers[0]["backend"]) == len(answers[1]["limit"]) >= 12
+
+
+def test_a_call_counts_where_it_took_longest() -> None:
+    assert slowest([[[1.0, 5.0]], [[2.0, 4.0]]]) == [[2.0, 5.0]]
+
+
+def test_spread_is_in_microseconds() -> None:
+    blocks = [[1e-6 * i for i in range(6)], [1e-6 * i for i in range(6, 11)]]
+    spread = Spread.of(blocks)
+    assert (spread.p10, spread.median, spread.p90) == pytest.approx((1.0, 5.0, 9.0))
+
+
+def test_ratio_interval_covers_noise_and_narrows_without_it() -> None:
+    steady = [[1.0]] * 20
+    noisy = [[1.0 + 0.1 * (i % 5 - 2)] for i in range(20)]
+    assert ratio_interval([[2.0]] * 20, steady) == (2.0, 2.0)
+    low, high = ratio_interval(noisy, steady)
+    assert 0.8 <= low < 1 < high <= 1.2

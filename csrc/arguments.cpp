@@ -1,0 +1,450 @@
+#include "arguments.h"
+
+#include "collectives/reduce.h"
+#include "collectives/shards.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace hvd {
+
+namespace {
+
+void check_host(const char* verb, const at::Tensor& tensor) {
+  TORCH_CHECK(
+      tensor.device().is_cpu(),
+      "hvd: ",
+      verb,
+      " of a tensor on ",
+      tensor.device(),
+      "; the transports of this version move tensors on cpu. For the others, "
+      "name their backend too, as in \"cpu:hvd,cuda:nccl\"");
+}
+
+void check_dense(const char* verb, const at::Tensor& tensor) {
+  check_host(verb, tensor);
+  TORCH_CHECK(
+      tensor.layout() == at::kStrided,
+      "hvd: ",
+      verb,
+      " of a tensor with layout ",
+      tensor.layout(),
+      "; it takes dense tensors (all_reduce also sparse COO ones)");
+}
+
+void check_dtype(
+    Verb verb,
+    const at::Tensor& tensor,
+    const at::Tensor& expected) {
+  check_dense(name(verb), tensor);
+  TORCH_CHECK(
+      tensor.scalar_type() == expected.scalar_type(),
+      "hvd: ",
+      name(verb),
+      " of tensors of different dtypes, ",
+      c10::getDtypeNames(expected.scalar_type()).first,
+      " and ",
+      c10::getDtypeNames(tensor.scalar_type()).first,
+      "; all must be the same");
+}
+
+void check_numel(
+    Verb verb,
+    const char* what,
+    const at::Tensor& tensor,
+    int64_t expected) {
+  TORCH_CHECK(
+      tensor.numel() == expected,
+      "hvd: ",
+      name(verb),
+      ": ",
+      what,
+      " has ",
+      tensor.numel(),
+      " elements (shape ",
+      tensor.sizes(),
+      ") where ",
+      expected,
+      " are needed");
+}
+
+void check_count(Verb verb, const char* what, size_t count, int size) {
+  TORCH_CHECK(
+      count == static_cast<size_t>(size),
+      "hvd: ",
+      name(verb),
+      ": ",
+      count,
+      " ",
+      what,
+      " in a group of ",
+      size,
+      " ranks; there must be one per rank");
+}
+
+void check_op(Verb verb, at::ScalarType dtype, ReduceOp op) {
+  if (op == c10d::ReduceOp::PREMUL_SUM) {
+    op = c10d::ReduceOp::AVG; // like it, a factor needs a field
+  }
+  TORCH_CHECK(
+      can_reduce(dtype, op),
+      "hvd: ",
+      name(verb),
+      " with ReduceOp.",
+      name(op),
+      " is not defined on ",
+      c10::getDtypeNames(dtype).first,
+      " tensors. SUM and PRODUCT take all but 8-bit floating point; AVG and "
+      "PREMUL_SUM floating point and complex; MIN and MAX all real numbers; "
+      "BAND, BOR and BXOR integers and bool");
+}
+
+/// Reads: the tensor, or a contiguous copy.
+at::Tensor source(const at::Tensor& tensor) {
+  return tensor.contiguous();
+}
+
+/// Writes: the tensor, or a contiguous one that is copied back.
+at::Tensor target(Collective& collective, const at::Tensor& tensor) {
+  if (tensor.is_contiguous()) {
+    return tensor;
+  }
+  auto stand_in = at::empty(tensor.sizes(), tensor.options());
+  collective.copy_back.emplace_back(tensor, stand_in);
+  return stand_in;
+}
+
+/// Reads and writes.
+at::Tensor in_place(Collective& collective, const at::Tensor& tensor) {
+  auto stand_in = tensor.contiguous();
+  if (!stand_in.is_same(tensor)) {
+    collective.copy_back.emplace_back(tensor, stand_in);
+  }
+  return stand_in;
+}
+
+/// Multiplies by the factor of PREMUL_SUM; else `tensor` itself.
+at::Tensor premultiplied(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  if (op != c10d::ReduceOp::PREMUL_SUM) {
+    return tensor;
+  }
+  const auto* supplement =
+      dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  TORCH_CHECK(supplement != nullptr, "hvd: ReduceOp.PREMUL_SUM has no factor");
+  return supplement->tensor_factor.defined()
+      ? tensor.mul(supplement->tensor_factor).to(tensor.scalar_type())
+      : tensor.mul(supplement->double_factor);
+}
+
+ReduceOp without_factor(const c10d::ReduceOp& op) {
+  return op == c10d::ReduceOp::PREMUL_SUM ? ReduceOp(c10d::ReduceOp::SUM)
+                                          : ReduceOp(op);
+}
+
+/// FNV-1a over the counts, Fowler, Noll, Vo.
+uint64_t hash_counts(const std::vector<at::Tensor>& tensors) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const auto& tensor : tensors) {
+    hash = (hash ^ static_cast<uint64_t>(tensor.numel())) * 0x100000001b3;
+  }
+  return hash;
+}
+
+/// Equal pieces of a contiguous tensor along its flat elements.
+std::vector<at::Tensor> pieces(const at::Tensor& tensor, int size) {
+  return shards(flat(tensor), size);
+}
+
+std::vector<at::Tensor> split(
+    const char* what,
+    const at::Tensor& tensor,
+    const std::vector<int64_t>& splits,
+    int size) {
+  TORCH_CHECK(
+      tensor.dim() > 0,
+      "hvd: all_to_all: ",
+      what,
+      " is a scalar; it needs a first dimension to cut");
+  const int64_t rows = tensor.size(0);
+  if (splits.empty()) {
+    TORCH_CHECK(
+        rows % size == 0,
+        "hvd: all_to_all: the first dimension of ",
+        what,
+        ", ",
+        rows,
+        ", is not divisible by the ",
+        size,
+        " ranks of the group; give split sizes");
+    return pieces(tensor, size);
+  }
+  check_count(Verb::Alltoall, "split sizes", splits.size(), size);
+  const int64_t sum = std::accumulate(splits.begin(), splits.end(), int64_t{0});
+  TORCH_CHECK(
+      sum == rows &&
+          std::all_of(
+              splits.begin(), splits.end(), [](auto s) { return s >= 0; }),
+      "hvd: all_to_all: split sizes ",
+      splits,
+      " of ",
+      what,
+      " must not be negative and must add up to its first dimension, ",
+      rows);
+  std::vector<at::Tensor> result;
+  int64_t begin = 0;
+  for (const int64_t count : splits) {
+    result.push_back(flat(tensor.narrow(0, begin, count)));
+    begin += count;
+  }
+  return result;
+}
+
+} // namespace
+
+Collective Arguments::make(Verb verb, const at::Tensor& like) const {
+  check_host(name(verb), like);
+  Collective collective;
+  collective.signature.verb = verb;
+  collective.signature.dtype = like.scalar_type();
+  collective.signature.device = like.device().type();
+  collective.timeout = timeout_;
+  return collective;
+}
+
+void Arguments::set_root(Collective& collective, int64_t root) const {
+  TORCH_CHECK(
+      root >= 0 && root < size_,
+      "hvd: ",
+      name(collective.signature.verb),
+      ": root ",
+      root,
+      " is not a rank of the group; ranks are 0 to ",
+      size_ - 1);
+  collective.signature.root = static_cast<int32_t>(root);
+}
+
+Collective Arguments::allreduce(
+    const at::Tensor& tensor,
+    const c10d::ReduceOp& op) const {
+  const bool sparse = tensor.is_sparse();
+  auto collective =
+      make(sparse ? Verb::SparseAllreduce : Verb::Allreduce, tensor);
+  auto& signature = collective.signature;
+  check_op(signature.verb, signature.dtype, op);
+  signature.op = without_factor(op);
+  if (sparse) {
+    TORCH_CHECK(
+        op == c10d::ReduceOp::SUM || op == c10d::ReduceOp::AVG,
+        "hvd: all_reduce of sparse tensors with ReduceOp.",
+        name(ReduceOp(op)),
+        "; it takes SUM and AVG");
+    collective.inputs = {tensor};
+    collective.outputs = {tensor};
+    return collective;
+  }
+  check_dense(name(signature.verb), tensor);
+  signature.count = tensor.numel();
+  const auto out = in_place(collective, tensor);
+  collective.inputs = {premultiplied(out, op)};
+  collective.outputs = {out};
+  return collective;
+}
+
+Collective Arguments::reduce(
+    const at::Tensor& tensor,
+    const c10d::ReduceOp& op,
+    int64_t root) const {
+  auto collective = make(Verb::Reduce, tensor);
+  check_dense(name(Verb::Reduce), tensor);
+  check_op(Verb::Reduce, tensor.scalar_type(), op);
+  set_root(collective, root);
+  collective.signature.op = without_factor(op);
+  collective.signature.count = tensor.numel();
+  const auto in = rank_ == root ? in_place(collective, tensor) : source(tensor);
+  collective.inputs = {premultiplied(in, op)};
+  if (rank_ == root) {
+    collective.outputs = {in};
+  }
+  return collective;
+}
+
+Collective Arguments::broadcast(const at::Tensor& tensor, int64_t root) const {
+  auto collective = make(Verb::Broadcast, tensor);
+  check_dense(name(Verb::Broadcast), tensor);
+  set_root(collective, root);
+  collective.signature.count = tensor.numel();
+  if (rank_ == root) {
+    collective.inputs = {source(tensor)};
+  } else {
+    collective.outputs = {target(collective, tensor)};
+  }
+  return collective;
+}
+
+Collective Arguments::allgather(
+    const std::vector<at::Tensor>& outputs,
+    const at::Tensor& input) const {
+  auto collective = make(Verb::Allgather, input);
+  check_dense(name(Verb::Allgather), input);
+  check_count(Verb::Allgather, "output tensors", outputs.size(), size_);
+  for (const auto& output : outputs) {
+    check_dtype(Verb::Allgather, output, input);
+    collective.outputs.push_back(target(collective, output));
+    collective.signature.count =
+        std::max(collective.signature.count, output.numel());
+  }
+  check_numel(
+      Verb::Allgather,
+      "the output for this rank's own tensor",
+      outputs[rank_],
+      input.numel());
+  collective.signature.counts_hash = hash_counts(outputs);
+  collective.inputs = {source(input)};
+  return collective;
+}
+
+Collective Arguments::allgather_into(
+    const at::Tensor& output,
+    const at::Tensor& input) const {
+  auto collective = make(Verb::Allgather, input);
+  check_dense(name(Verb::Allgather), input);
+  check_dtype(Verb::Allgather, output, input);
+  check_numel(Verb::Allgather, "the output", output, input.numel() * size_);
+  collective.outputs = pieces(target(collective, output), size_);
+  collective.signature.count = input.numel();
+  collective.signature.counts_hash = hash_counts(collective.outputs);
+  collective.inputs = {source(input)};
+  return collective;
+}
+
+Collective Arguments::gather(
+    const std::vector<at::Tensor>& outputs,
+    const at::Tensor& input,
+    int64_t root) const {
+  auto collective = make(Verb::Gather, input);
+  check_dense(name(Verb::Gather), input);
+  set_root(collective, root);
+  check_count(
+      Verb::Gather,
+      rank_ == root ? "output tensors on the root"
+                    : "output tensors off the root",
+      outputs.size(),
+      rank_ == root ? size_ : 0);
+  for (const auto& output : outputs) {
+    check_dtype(Verb::Gather, output, input);
+    check_numel(Verb::Gather, "an output", output, input.numel());
+    collective.outputs.push_back(target(collective, output));
+  }
+  collective.signature.count = input.numel();
+  collective.inputs = {source(input)};
+  return collective;
+}
+
+Collective Arguments::scatter(
+    const at::Tensor& output,
+    const std::vector<at::Tensor>& inputs,
+    int64_t root) const {
+  auto collective = make(Verb::Scatter, output);
+  check_dense(name(Verb::Scatter), output);
+  set_root(collective, root);
+  check_count(
+      Verb::Scatter,
+      rank_ == root ? "input tensors on the root"
+                    : "input tensors off the root",
+      inputs.size(),
+      rank_ == root ? size_ : 0);
+  for (const auto& input : inputs) {
+    check_dtype(Verb::Scatter, input, output);
+    check_numel(Verb::Scatter, "an input", input, output.numel());
+    collective.inputs.push_back(source(input));
+  }
+  collective.signature.count = output.numel() * size_;
+  collective.outputs = {target(collective, output)};
+  return collective;
+}
+
+Collective Arguments::reduce_scatter(
+    const at::Tensor& output,
+    const std::vector<at::Tensor>& inputs,
+    const c10d::ReduceOp& op) const {
+  auto collective = make(Verb::ReduceScatter, output);
+  auto& signature = collective.signature;
+  check_dense(name(Verb::ReduceScatter), output);
+  check_count(Verb::ReduceScatter, "input tensors", inputs.size(), size_);
+  check_op(Verb::ReduceScatter, output.scalar_type(), op);
+  for (const auto& input : inputs) {
+    check_dtype(Verb::ReduceScatter, input, output);
+    collective.inputs.push_back(premultiplied(source(input), op));
+    signature.count += input.numel();
+  }
+  check_numel(Verb::ReduceScatter, "the output", output, inputs[rank_].numel());
+  signature.op = without_factor(op);
+  signature.counts_hash = hash_counts(inputs);
+  collective.outputs = {target(collective, output)};
+  return collective;
+}
+
+Collective Arguments::reduce_scatter_from(
+    const at::Tensor& output,
+    const at::Tensor& input,
+    const c10d::ReduceOp& op) const {
+  check_dense(name(Verb::ReduceScatter), input);
+  check_numel(Verb::ReduceScatter, "the input", input, output.numel() * size_);
+  return reduce_scatter(output, pieces(source(input), size_), op);
+}
+
+Collective Arguments::alltoall(
+    const std::vector<at::Tensor>& outputs,
+    const std::vector<at::Tensor>& inputs) const {
+  check_count(Verb::Alltoall, "input tensors", inputs.size(), size_);
+  check_count(Verb::Alltoall, "output tensors", outputs.size(), size_);
+  auto collective = make(Verb::Alltoall, inputs[0]);
+  for (int peer = 0; peer < size_; ++peer) {
+    check_dtype(Verb::Alltoall, inputs[peer], inputs[0]);
+    check_dtype(Verb::Alltoall, outputs[peer], inputs[0]);
+    collective.inputs.push_back(source(inputs[peer]));
+    collective.outputs.push_back(target(collective, outputs[peer]));
+  }
+  check_numel(
+      Verb::Alltoall,
+      "this rank's output from itself",
+      outputs[rank_],
+      inputs[rank_].numel());
+  return collective;
+}
+
+Collective Arguments::alltoall_single(
+    const at::Tensor& output,
+    const at::Tensor& input,
+    const std::vector<int64_t>& output_splits,
+    const std::vector<int64_t>& input_splits) const {
+  auto collective = make(Verb::Alltoall, input);
+  check_dense(name(Verb::Alltoall), input);
+  check_dtype(Verb::Alltoall, output, input);
+  collective.inputs = split("the input", source(input), input_splits, size_);
+  collective.outputs =
+      split("the output", target(collective, output), output_splits, size_);
+  check_numel(
+      Verb::Alltoall,
+      "this rank's output from itself",
+      collective.outputs[rank_],
+      collective.inputs[rank_].numel());
+  return collective;
+}
+
+Collective Arguments::barrier() const {
+  Collective collective;
+  collective.timeout = timeout_;
+  return collective;
+}
+
+at::Tensor Arguments::message(const char* verb, const at::Tensor& tensor) {
+  check_dense(verb, tensor);
+  return tensor.contiguous();
+}
+
+} // namespace hvd

@@ -1,0 +1,94 @@
+#pragma once
+
+#include "common/collective.h"
+
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <vector>
+
+namespace hvd {
+
+/// Turns the arguments of one c10d call into a Collective. Each function checks
+/// first and throws an error that echoes what was given and says what is
+/// allowed; nothing has been sent then.
+///
+/// Tensors are dense CPU tensors of any strides; those that are not contiguous
+/// get a contiguous stand-in, copied back when the collective is done. `rank`
+/// and `size` are the group's.
+class Arguments {
+ public:
+  Arguments(int rank, int size, std::chrono::milliseconds timeout)
+      : rank_(rank), size_(size), timeout_(timeout) {}
+
+  /// In place. A sparse COO tensor becomes a sparse all_reduce (SUM or AVG).
+  Collective allreduce(const at::Tensor& tensor, const c10d::ReduceOp& op)
+      const;
+
+  /// In place on the root; only read elsewhere.
+  Collective reduce(
+      const at::Tensor& tensor,
+      const c10d::ReduceOp& op,
+      int64_t root) const;
+
+  Collective broadcast(const at::Tensor& tensor, int64_t root) const;
+
+  /// `outputs`: one per rank, of any sizes; this rank's as large as `input`.
+  Collective allgather(
+      const std::vector<at::Tensor>& outputs,
+      const at::Tensor& input) const;
+
+  /// `output`: `size` times as large as `input`.
+  Collective allgather_into(const at::Tensor& output, const at::Tensor& input)
+      const;
+
+  /// `outputs`: one per rank, all as large as `input`; empty off the root.
+  Collective gather(
+      const std::vector<at::Tensor>& outputs,
+      const at::Tensor& input,
+      int64_t root) const;
+
+  /// `inputs`: one per rank, all as large as `output`; empty off the root.
+  Collective scatter(
+      const at::Tensor& output,
+      const std::vector<at::Tensor>& inputs,
+      int64_t root) const;
+
+  /// `inputs`: one per rank, of any sizes; this rank's as large as `output`.
+  Collective reduce_scatter(
+      const at::Tensor& output,
+      const std::vector<at::Tensor>& inputs,
+      const c10d::ReduceOp& op) const;
+
+  /// `input`: `size` times as large as `output`.
+  Collective reduce_scatter_from(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      const c10d::ReduceOp& op) const;
+
+  /// One tensor to and from each rank, of any sizes.
+  Collective alltoall(
+      const std::vector<at::Tensor>& outputs,
+      const std::vector<at::Tensor>& inputs) const;
+
+  /// Cuts along the first dimension; empty splits mean equal ones.
+  Collective alltoall_single(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      const std::vector<int64_t>& output_splits,
+      const std::vector<int64_t>& input_splits) const;
+
+  Collective barrier() const;
+
+  /// Of a message to or from `peer`: the tensor as sent or received into.
+  static at::Tensor message(const char* verb, const at::Tensor& tensor);
+
+ private:
+  Collective make(Verb verb, const at::Tensor& like) const;
+  void set_root(Collective& collective, int64_t root) const;
+
+  const int rank_;
+  const int size_;
+  const std::chrono::milliseconds timeout_;
+};
+
+} // namespace hvd

@@ -1,0 +1,75 @@
+#include "collectives/running.h"
+#include "collectives/shards.h"
+
+namespace hvd {
+
+namespace {
+
+/// Reduce-scatter and allgather by direct exchange: each rank folds one shard
+/// in rank order and gives it to everyone, segment by segment. Every rank sends
+/// and receives 2 (n - 1) / n of the tensor, the least there is (Patarasuk and
+/// Yuan 2009), and all ranks get the same bits.
+class Allreduce final : public Running {
+ public:
+  Allreduce(const Collective& collective, Transport& transport)
+      : transport_(transport),
+        lane_(first_lane(collective)),
+        outputs_(shards(flat(collective.outputs[0]), transport.size())),
+        reduction_(
+            shards(flat(collective.inputs[0]), transport.size()),
+            collective.signature.op,
+            transport,
+            lane_) {
+    const int64_t count = segment_count(outputs_);
+    for (int64_t index = 0; index < count; ++index) {
+      receives_.push_back(receive(index));
+    }
+  }
+
+  void finish(Deadline deadline) override {
+    std::vector<RequestPtr> sends;
+    reduction_.finish(deadline, outputs_[transport_.rank()], [&](auto index) {
+      sends.push_back(send(index));
+    });
+    wait_all(receives_, deadline);
+    wait_all(sends, deadline);
+  }
+
+ private:
+  // A peer's segment arrives where this rank's contribution to it is read from.
+  // The peer has that by then, or it could not have folded it.
+  RequestPtr receive(int64_t index) {
+    std::vector<Transfer> receives;
+    for (int peer = 0; peer < transport_.size(); ++peer) {
+      if (peer != transport_.rank()) {
+        receives.push_back({peer, segment(outputs_[peer], index)});
+      }
+    }
+    return transport_.exchange({}, receives, lane_.next_stage());
+  }
+
+  RequestPtr send(int64_t index) {
+    const auto own = segment(outputs_[transport_.rank()], index);
+    std::vector<Transfer> sends;
+    for (int peer = 0; peer < transport_.size(); ++peer) {
+      if (peer != transport_.rank()) {
+        sends.push_back({peer, own});
+      }
+    }
+    return transport_.exchange(sends, {}, lane_.next_stage());
+  }
+
+  Transport& transport_;
+  const Lane lane_;
+  const std::vector<at::Tensor> outputs_;
+  ShardReduction reduction_;
+  std::vector<RequestPtr> receives_;
+};
+
+} // namespace
+
+RunningPtr start_allreduce(const Collective& collective, Transport& transport) {
+  return std::make_unique<Allreduce>(collective, transport);
+}
+
+} // namespace hvd

@@ -1,0 +1,67 @@
+// The collectives that only move bytes: one exchange, straight between the
+// callers' tensors.
+
+#include "collectives/running.h"
+#include "collectives/shards.h"
+
+namespace hvd {
+
+namespace {
+
+class Move final : public Running {
+ public:
+  explicit Move(RequestPtr request) : request_(std::move(request)) {}
+
+  void finish(Deadline deadline) override {
+    request_->wait(deadline);
+  }
+
+ private:
+  RequestPtr request_;
+};
+
+void copy_if_apart(const at::Tensor& to, const at::Tensor& from) {
+  if (to.const_data_ptr() != from.const_data_ptr()) {
+    to.view({-1}).copy_(from.view({-1}));
+  }
+}
+
+} // namespace
+
+RunningPtr start_move(const Collective& collective, Transport& transport) {
+  const auto& [inputs, outputs] =
+      std::tie(collective.inputs, collective.outputs);
+  const auto verb = collective.signature.verb;
+  const int root = collective.signature.root;
+  const bool sends_to_root_only = verb == Verb::Gather;
+  const bool receives_from_root_only = verb == Verb::Scatter;
+
+  // One tensor stands for every peer; several are one for each.
+  const auto for_peer = [](const std::vector<at::Tensor>& tensors, int peer) {
+    return tensors.size() == 1 ? tensors[0] : tensors[peer];
+  };
+  std::vector<Transfer> sends;
+  std::vector<Transfer> receives;
+  for (int peer = 0; peer < transport.size(); ++peer) {
+    const bool sends_here =
+        !inputs.empty() && (!sends_to_root_only || peer == root);
+    const bool receives_here =
+        !outputs.empty() && (!receives_from_root_only || peer == root);
+    if (peer == transport.rank()) {
+      if (sends_here && receives_here) {
+        copy_if_apart(for_peer(outputs, peer), for_peer(inputs, peer));
+      }
+      continue;
+    }
+    if (receives_here) {
+      receives.push_back({peer, flat(for_peer(outputs, peer))});
+    }
+    if (sends_here) {
+      sends.push_back({peer, flat(for_peer(inputs, peer))});
+    }
+  }
+  return std::make_unique<Move>(
+      transport.exchange(sends, receives, first_lane(collective)));
+}
+
+} // namespace hvd

@@ -1,0 +1,214 @@
+#include "collectives/reduce.h"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Exception.h>
+#include <c10/util/Half.h>
+#include <c10/util/complex.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <type_traits>
+
+namespace hvd {
+
+namespace {
+
+/// Elements folded at a time: accumulators stay in the first-level cache.
+constexpr int64_t kBlock = 1024;
+
+template <typename T>
+struct Accumulator {
+  using type = T;
+};
+template <>
+struct Accumulator<c10::Half> {
+  using type = float;
+};
+template <>
+struct Accumulator<c10::BFloat16> {
+  using type = float;
+};
+
+/// NaN wins, as in torch.minimum and torch.maximum.
+struct Min {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return (a < b || a != a) ? a : b;
+  }
+};
+struct Max {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return (a > b || a != a) ? a : b;
+  }
+};
+
+template <typename T, typename Fold>
+void fold(
+    const std::vector<const void*>& sources,
+    void* out,
+    int64_t count,
+    Fold op,
+    int divisor) {
+  using Acc = typename Accumulator<T>::type;
+  const auto source = [&](size_t rank) {
+    return static_cast<const T*>(sources[rank]);
+  };
+  const auto combine = [op](Acc a, T b) {
+    return static_cast<Acc>(op(a, static_cast<Acc>(b)));
+  };
+  if (std::is_same_v<Acc, T> && sources.size() == 2 && divisor == 1) {
+    const T* a = source(0);
+    const T* b = source(1);
+    T* to = static_cast<T*>(out);
+    for (int64_t i = 0; i < count; ++i) {
+      to[i] = static_cast<T>(combine(static_cast<Acc>(a[i]), b[i]));
+    }
+    return;
+  }
+  std::array<Acc, kBlock> acc;
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    const int64_t n = std::min(kBlock, count - begin);
+    const T* first = source(0) + begin;
+    for (int64_t i = 0; i < n; ++i) {
+      acc[i] = static_cast<Acc>(first[i]);
+    }
+    for (size_t r = 1; r < sources.size(); ++r) {
+      const T* next = source(r) + begin;
+      for (int64_t i = 0; i < n; ++i) {
+        acc[i] = combine(acc[i], next[i]);
+      }
+    }
+    if (divisor != 1) {
+      for (int64_t i = 0; i < n; ++i) {
+        acc[i] = static_cast<Acc>(acc[i] / static_cast<Acc>(divisor));
+      }
+    }
+    T* to = static_cast<T*>(out) + begin;
+    for (int64_t i = 0; i < n; ++i) {
+      to[i] = static_cast<T>(acc[i]);
+    }
+  }
+}
+
+/// What an element type allows, beside SUM and PRODUCT.
+template <typename T>
+constexpr bool kHasAverage = !std::is_integral_v<T>;
+template <typename T>
+constexpr bool kHasOrder = !std::is_same_v<T, c10::complex<float>> &&
+    !std::is_same_v<T, c10::complex<double>>;
+template <typename T>
+constexpr bool kHasBits = std::is_integral_v<T>;
+
+/// Calls `visit(fold_function, divides)` with the fold of `op` on T; returns
+/// false when there is none.
+template <typename T, typename Visit>
+bool with_fold(ReduceOp op, Visit visit) {
+  switch (op) {
+    case c10d::ReduceOp::SUM:
+      return visit(std::plus<>(), false);
+    case c10d::ReduceOp::AVG:
+      if constexpr (kHasAverage<T>) {
+        return visit(std::plus<>(), true);
+      }
+      return false;
+    case c10d::ReduceOp::PRODUCT:
+      return visit(std::multiplies<>(), false);
+    case c10d::ReduceOp::MIN:
+      if constexpr (kHasOrder<T>) {
+        return visit(Min(), false);
+      }
+      return false;
+    case c10d::ReduceOp::MAX:
+      if constexpr (kHasOrder<T>) {
+        return visit(Max(), false);
+      }
+      return false;
+    case c10d::ReduceOp::BAND:
+      if constexpr (kHasBits<T>) {
+        return visit(std::bit_and<>(), false);
+      }
+      return false;
+    case c10d::ReduceOp::BOR:
+      if constexpr (kHasBits<T>) {
+        return visit(std::bit_or<>(), false);
+      }
+      return false;
+    case c10d::ReduceOp::BXOR:
+      if constexpr (kHasBits<T>) {
+        return visit(std::bit_xor<>(), false);
+      }
+      return false;
+    default:
+      return false;
+  }
+}
+
+template <typename T>
+struct Type {
+  using type = T;
+};
+
+/// Calls `visit(Type<T>())` with the C++ type of `dtype`; returns false for a
+/// dtype that cannot be reduced.
+template <typename Visit>
+bool with_type(at::ScalarType dtype, Visit visit) {
+  switch (dtype) {
+    case at::kDouble:
+      return visit(Type<double>());
+    case at::kFloat:
+      return visit(Type<float>());
+    case at::kHalf:
+      return visit(Type<c10::Half>());
+    case at::kBFloat16:
+      return visit(Type<c10::BFloat16>());
+    case at::kLong:
+      return visit(Type<int64_t>());
+    case at::kInt:
+      return visit(Type<int32_t>());
+    case at::kShort:
+      return visit(Type<int16_t>());
+    case at::kChar:
+      return visit(Type<int8_t>());
+    case at::kByte:
+      return visit(Type<uint8_t>());
+    case at::kBool:
+      return visit(Type<bool>());
+    case at::kComplexFloat:
+      return visit(Type<c10::complex<float>>());
+    case at::kComplexDouble:
+      return visit(Type<c10::complex<double>>());
+    default:
+      return false;
+  }
+}
+
+} // namespace
+
+bool can_reduce(at::ScalarType dtype, ReduceOp op) {
+  return with_type(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    return with_fold<T>(op, [](auto, bool) { return true; });
+  });
+}
+
+void reduce_in_order(
+    at::ScalarType dtype,
+    ReduceOp op,
+    const std::vector<const void*>& sources,
+    void* out,
+    int64_t count) {
+  const bool reduced = with_type(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    return with_fold<T>(op, [&](auto fold_op, bool divides) {
+      const int divisor = divides ? static_cast<int>(sources.size()) : 1;
+      fold<T>(sources, out, count, fold_op, divisor);
+      return true;
+    });
+  });
+  TORCH_INTERNAL_ASSERT(reduced, name(op), " on ", dtype, " passed the checks");
+}
+
+} // namespace hvd

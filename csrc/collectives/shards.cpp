@@ -1,0 +1,128 @@
+#include "collectives/shards.h"
+
+#include "collectives/reduce.h"
+
+#include <algorithm>
+
+namespace hvd {
+
+namespace {
+
+// Long enough that the cost of a message does not show, short enough to stay in
+// the second-level cache between arriving and being folded.
+constexpr int64_t kSegmentBytes = 256 * 1024;
+
+// Enough that a sender has the notice of the receive before it has the data.
+constexpr int64_t kReceivesAhead = 8;
+
+int64_t segment_elements(const at::Tensor& tensor) {
+  return kSegmentBytes / static_cast<int64_t>(tensor.element_size());
+}
+
+} // namespace
+
+at::Tensor flat(const at::Tensor& tensor) {
+  return tensor.view({-1});
+}
+
+std::vector<at::Tensor> shards(const at::Tensor& tensor, int size) {
+  std::vector<at::Tensor> result;
+  result.reserve(size);
+  const int64_t base = tensor.numel() / size;
+  const int64_t longer = tensor.numel() % size;
+  int64_t begin = 0;
+  for (int rank = 0; rank < size; ++rank) {
+    const int64_t count = base + (rank < longer ? 1 : 0);
+    result.push_back(tensor.narrow(0, begin, count));
+    begin += count;
+  }
+  return result;
+}
+
+at::Tensor segment(const at::Tensor& shard, int64_t index) {
+  const int64_t elements = segment_elements(shard);
+  const int64_t begin = std::min(index * elements, shard.numel());
+  return shard.narrow(0, begin, std::min(elements, shard.numel() - begin));
+}
+
+int64_t segment_count(const std::vector<at::Tensor>& shards) {
+  int64_t count = 0;
+  for (const auto& shard : shards) {
+    const int64_t elements = segment_elements(shard);
+    count = std::max(count, (shard.numel() + elements - 1) / elements);
+  }
+  return count;
+}
+
+void wait_all(const std::vector<RequestPtr>& requests, Deadline deadline) {
+  for (const auto& request : requests) {
+    request->wait(deadline);
+  }
+}
+
+ShardReduction::ShardReduction(
+    std::vector<at::Tensor> shards,
+    ReduceOp op,
+    Transport& transport,
+    const Lane& lane)
+    : shards_(std::move(shards)),
+      op_(op),
+      transport_(transport),
+      lane_(lane),
+      count_(segment_count(shards_)) {
+  while (posted_ < std::min(count_, kReceivesAhead)) {
+    post_receive();
+  }
+  for (int64_t index = 0; index < count_; ++index) {
+    std::vector<Transfer> sends;
+    for (int peer = 0; peer < transport_.size(); ++peer) {
+      if (peer != transport_.rank()) {
+        sends.push_back({peer, segment(shards_[peer], index)});
+      }
+    }
+    sends_.push_back(transport_.exchange(sends, {}, lane_));
+  }
+}
+
+void ShardReduction::post_receive() {
+  const auto own = segment(shards_[transport_.rank()], posted_++);
+  Arrival arrival;
+  std::vector<Transfer> receives;
+  for (int peer = 0; peer < transport_.size(); ++peer) {
+    if (peer == transport_.rank()) {
+      arrival.pieces.push_back(own);
+    } else {
+      arrival.buffers.push_back(transport_.scratch().lend(kSegmentBytes));
+      arrival.pieces.push_back(arrival.buffers.back().as(own));
+      receives.push_back({peer, arrival.pieces.back()});
+    }
+  }
+  arrival.request = transport_.exchange({}, receives, lane_);
+  arrivals_.push_back(std::move(arrival));
+}
+
+void ShardReduction::finish(
+    Deadline deadline,
+    const at::Tensor& out,
+    const std::function<void(int64_t)>& folded) {
+  for (int64_t index = 0; index < count_; ++index) {
+    const Arrival arrival = std::move(arrivals_.front());
+    arrivals_.pop_front();
+    arrival.request->wait(deadline);
+    if (posted_ < count_) {
+      post_receive();
+    }
+    std::vector<const void*> sources;
+    sources.reserve(arrival.pieces.size());
+    for (const auto& piece : arrival.pieces) {
+      sources.push_back(piece.const_data_ptr());
+    }
+    const auto to = segment(out, index);
+    reduce_in_order(
+        to.scalar_type(), op_, sources, to.mutable_data_ptr(), to.numel());
+    folded(index);
+  }
+  wait_all(sends_, deadline);
+}
+
+} // namespace hvd

@@ -1,0 +1,68 @@
+#pragma once
+
+#include "common/collective.h"
+#include "transport/transport.h"
+
+#include <deque>
+#include <functional>
+#include <vector>
+
+namespace hvd {
+
+/// `tensor` as one dimension.
+at::Tensor flat(const at::Tensor& tensor);
+
+/// Cuts a flat tensor into one shard per rank, the first ones an element longer
+/// where the size does not divide.
+std::vector<at::Tensor> shards(const at::Tensor& tensor, int size);
+
+/// Large shards travel in segments, so that folding one hides behind the
+/// transfer of the next. Segment `index` of a flat tensor; empty past its end.
+at::Tensor segment(const at::Tensor& shard, int64_t index);
+
+/// Segments of the longest of these shards.
+int64_t segment_count(const std::vector<at::Tensor>& shards);
+
+/// Waits for all of them.
+void wait_all(const std::vector<RequestPtr>& requests, Deadline deadline);
+
+/// The first half of a two-stage reduction: every rank sends shard p to rank p
+/// and folds the shards it gets, in rank order. All sends are posted at once,
+/// receives a few segments ahead, so memory stays bounded.
+class ShardReduction {
+ public:
+  /// Starts sending. `shards`: flat, one per rank; read until finish() returns.
+  ShardReduction(
+      std::vector<at::Tensor> shards,
+      ReduceOp op,
+      Transport& transport,
+      const Lane& lane);
+
+  /// Folds every rank's shard for this rank into `out`, which may be this
+  /// rank's own shard, and calls `folded(index)` after each of
+  /// segment_count(shards) segments.
+  void finish(
+      Deadline deadline,
+      const at::Tensor& out,
+      const std::function<void(int64_t)>& folded);
+
+ private:
+  struct Arrival {
+    std::vector<ScratchPool::Loan> buffers;
+    std::vector<at::Tensor> pieces; ///< by rank, this rank's own among them
+    RequestPtr request;
+  };
+
+  void post_receive();
+
+  const std::vector<at::Tensor> shards_;
+  const ReduceOp op_;
+  Transport& transport_;
+  const Lane lane_;
+  const int64_t count_;
+  std::vector<RequestPtr> sends_;
+  int64_t posted_ = 0; ///< segments whose receive is posted
+  std::deque<Arrival> arrivals_;
+};
+
+} // namespace hvd

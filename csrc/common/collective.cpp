@@ -1,0 +1,102 @@
+#include "common/collective.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <array>
+#include <sstream>
+#include <tuple>
+
+namespace hvd {
+
+namespace {
+
+/// The finaliser of SplitMix64 (Steele, Lea, Flood 2014): every input bit
+/// changes half of the output bits.
+uint64_t mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+auto fields(const Signature& s) {
+  return std::tie(
+      s.verb, s.op, s.dtype, s.device, s.root, s.count, s.counts_hash);
+}
+
+} // namespace
+
+bool Signature::operator==(const Signature& other) const {
+  return fields(*this) == fields(other);
+}
+
+uint64_t Signature::hash(uint64_t seq) const {
+  const auto word = static_cast<uint64_t>(verb) |
+      static_cast<uint64_t>(op) << 8 | static_cast<uint64_t>(dtype) << 16 |
+      static_cast<uint64_t>(device) << 24 |
+      static_cast<uint64_t>(static_cast<uint32_t>(root)) << 32;
+  return mix(
+      mix(mix(mix(seq) ^ word) ^ static_cast<uint64_t>(count)) ^ counts_hash);
+}
+
+std::string Signature::describe() const {
+  std::ostringstream out;
+  out << name(verb) << '(';
+  if (verb != Verb::Barrier) {
+    out << c10::getDtypeNames(dtype).first;
+    if (verb != Verb::Alltoall) {
+      out << '[' << count << ']';
+    }
+    if (op != c10d::ReduceOp::UNUSED) {
+      out << ", " << name(op);
+    }
+    if (root >= 0) {
+      out << ", root=" << root;
+    }
+  }
+  out << ')';
+  return out.str();
+}
+
+const char* name(Verb verb) {
+  switch (verb) {
+    case Verb::Allreduce:
+      return "all_reduce";
+    case Verb::SparseAllreduce:
+      return "all_reduce_sparse";
+    case Verb::Reduce:
+      return "reduce";
+    case Verb::Broadcast:
+      return "broadcast";
+    case Verb::Allgather:
+      return "all_gather";
+    case Verb::Gather:
+      return "gather";
+    case Verb::Scatter:
+      return "scatter";
+    case Verb::ReduceScatter:
+      return "reduce_scatter";
+    case Verb::Alltoall:
+      return "all_to_all";
+    case Verb::Barrier:
+      return "barrier";
+  }
+  return "unknown collective";
+}
+
+const char* name(ReduceOp op) {
+  static constexpr std::array<const char*, 10> kNames = {
+      "SUM",
+      "AVG",
+      "PRODUCT",
+      "MIN",
+      "MAX",
+      "BAND",
+      "BOR",
+      "BXOR",
+      "PREMUL_SUM",
+      "UNUSED"};
+  return op < kNames.size() ? kNames[op] : "unknown op";
+}
+
+} // namespace hvd

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace hvd {
+
+using ReduceOp = c10d::ReduceOp::RedOpType;
+
+enum class Verb : uint8_t {
+  Allreduce,
+  SparseAllreduce,
+  Reduce,
+  Broadcast,
+  Allgather,
+  Gather,
+  Scatter,
+  ReduceScatter,
+  Alltoall,
+  Barrier,
+};
+
+/// What every rank must call alike, in a fixed layout that travels in frame
+/// headers. Two equal signatures are one and the same collective.
+struct Signature {
+  Verb verb = Verb::Barrier;
+  ReduceOp op = c10d::ReduceOp::UNUSED;
+  at::ScalarType dtype = at::kByte;
+  at::DeviceType device = at::kCPU;
+  int32_t root = -1;
+  int64_t count = 0; ///< elements of the largest contribution of any rank
+  uint64_t counts_hash = 0; ///< of the per-rank element counts, where uneven
+
+  bool operator==(const Signature& other) const;
+  bool operator!=(const Signature& other) const {
+    return !(*this == other);
+  }
+
+  /// Mixes the signature with its place in the sequence.
+  uint64_t hash(uint64_t seq) const;
+
+  /// For messages, e.g. `all_reduce(float32[4], SUM)`.
+  std::string describe() const;
+};
+
+/// One collective as engine and algorithms see it: dense, contiguous host
+/// tensors (but for SparseAllreduce), checked arguments. What the lists hold:
+///
+///   verb           inputs                        outputs
+///   Allreduce      1 tensor                      1, of its size; may be it
+///   SparseAllreduce 1 sparse COO tensor          1, usually the same
+///   Reduce         1 tensor                      1 on the root, else none
+///   Broadcast      1 tensor on the root          1 elsewhere
+///   Allgather      1 tensor                      1 per rank, any sizes
+///   Gather         1 tensor                      1 per rank on the root
+///   Scatter        1 per rank on the root        1 tensor
+///   ReduceScatter  1 per rank, any sizes         1, as large as inputs[rank]
+///   Alltoall       1 per rank                    1 per rank
+///   Barrier        none                          none
+struct Collective {
+  Signature signature;
+  std::vector<at::Tensor> inputs;
+  std::vector<at::Tensor> outputs;
+  std::chrono::milliseconds timeout{0};
+
+  /// Tensors of the caller that are not contiguous, each with the contiguous
+  /// output that stands for it.
+  std::vector<std::pair<at::Tensor, at::Tensor>> copy_back;
+
+  uint64_t seq = 0; ///< place in the group's sequence, given by the engine
+};
+
+const char* name(Verb verb);
+const char* name(ReduceOp op);
+
+} // namespace hvd

@@ -1,0 +1,27 @@
+#pragma once
+
+#include "common/collective.h"
+
+#include <exception>
+#include <functional>
+#include <vector>
+
+namespace hvd {
+
+/// What one c10d call asks of the engine: one or more collectives that complete
+/// together. Once submitted, the engine owns it.
+struct Operation {
+  std::vector<Collective> collectives;
+
+  /// Called once, in the order of the sequence, when all collectives are done
+  /// or one has failed, and before any waiter learns of it. It must not block
+  /// nor wait for other operations. What it returns, if anything, is run after
+  /// that and may do both.
+  std::function<std::function<void()>(std::exception_ptr)> on_done;
+
+  std::exception_ptr error; ///< the first of its collectives
+  size_t remaining = 0; ///< collectives not settled
+  bool done = false; ///< guarded by the engine's lock
+};
+
+} // namespace hvd

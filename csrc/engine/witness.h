@@ -1,0 +1,58 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "common/collective.h"
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace hvd {
+
+/// What the ranks of a group tell each other through its store when something
+/// is wrong: where each one is. Costs nothing while all is well.
+///
+/// Threads: one at a time. Store errors are swallowed: the store's host may be
+/// what has died.
+class Witness {
+ public:
+  /// `store`: keys are this group's own. `group`: for messages.
+  Witness(
+      c10::intrusive_ptr<c10d::Store> store,
+      int rank,
+      int size,
+      std::string group);
+
+  struct Place {
+    uint64_t seq = 0;
+    Signature signature;
+  };
+
+  /// Lets the others know that this rank is at `place`.
+  void tell(const Place& place);
+
+  /// Where each rank said it was; waits up to `patience` for all to speak.
+  std::vector<std::optional<Place>> ask(std::chrono::milliseconds patience);
+
+  /// One sentence from the answers of ask().
+  std::string report(const std::vector<std::optional<Place>>& places) const;
+
+  const std::string& group() const {
+    return group_;
+  }
+
+ private:
+  std::string key(int rank) const;
+  /// A connection of its own: another thread may be blocked in the group's.
+  c10d::Store& store();
+
+  c10::intrusive_ptr<c10d::Store> group_store_;
+  c10::intrusive_ptr<c10d::Store> own_store_;
+  int rank_;
+  int size_;
+  std::string group_;
+};
+
+} // namespace hvd

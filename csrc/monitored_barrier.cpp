@@ -1,0 +1,120 @@
+#include "monitored_barrier.h"
+
+#include <c10/util/Exception.h>
+
+#include <thread>
+#include <vector>
+
+namespace hvd {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kPollInterval{2};
+// What the others allow rank 0 beyond the timeout, to tell them of it.
+constexpr std::chrono::seconds kGrace{5};
+
+bool wait_for_key(
+    c10d::Store& store,
+    const std::string& key,
+    Clock::time_point deadline) {
+  // Store::wait would hold the connection, and set its own timeout.
+  while (!store.check({key})) {
+    if (Clock::now() >= deadline) {
+      return false;
+    }
+    std::this_thread::sleep_for(kPollInterval);
+  }
+  return true;
+}
+
+std::string join(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) {
+    text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  }
+  return text;
+}
+
+void lead(
+    c10d::Store& store,
+    const std::string& prefix,
+    int size,
+    std::chrono::milliseconds timeout,
+    bool wait_all_ranks) {
+  const auto deadline = Clock::now() + timeout;
+  std::vector<int> missing;
+  bool late = false; // the time was over before this rank looked for a peer
+  for (int peer = 1; peer < size; ++peer) {
+    late = Clock::now() >= deadline;
+    if (!wait_for_key(
+            store, prefix + "/came/" + std::to_string(peer), deadline)) {
+      missing.push_back(peer);
+      if (!wait_all_ranks) {
+        break;
+      }
+    }
+  }
+  const std::string missed = join(missing);
+  store.set(
+      prefix + "/missing", std::vector<uint8_t>(missed.begin(), missed.end()));
+  if (!missing.empty() && late && !wait_all_ranks) {
+    C10_THROW_ERROR(
+        DistBackendError,
+        "hvd: Rank 0 timed out in monitoredBarrier after " +
+            std::to_string(timeout.count()) + " ms, waiting for rank " +
+            missed);
+  }
+  if (!missing.empty()) {
+    C10_THROW_ERROR(
+        DistBackendError,
+        std::string("hvd: ") + (wait_all_ranks ? "Ranks " : "Rank ") + missed +
+            " failed to pass monitoredBarrier in " +
+            std::to_string(timeout.count()) + " ms");
+  }
+}
+
+void follow(
+    c10d::Store& store,
+    const std::string& prefix,
+    int rank,
+    std::chrono::milliseconds timeout) {
+  store.set(prefix + "/came/" + std::to_string(rank), std::vector<uint8_t>{1});
+  std::string error;
+  if (wait_for_key(
+          store, prefix + "/missing", Clock::now() + timeout + kGrace)) {
+    const auto missing = store.get(prefix + "/missing");
+    if (missing.empty()) {
+      return;
+    }
+    error = "it missed rank " + std::string(missing.begin(), missing.end());
+  } else {
+    error = "no word from it in " + std::to_string(timeout.count()) + " ms";
+  }
+  // The first half is the sentence that Gloo's users look for.
+  C10_THROW_ERROR(
+      DistBackendError,
+      "hvd: Rank " + std::to_string(rank) +
+          " successfully reached monitoredBarrier, but received errors while "
+          "waiting for send/recv from rank 0: " +
+          error);
+}
+
+} // namespace
+
+void monitored_barrier(
+    c10d::Store& store,
+    const std::string& prefix,
+    int rank,
+    int size,
+    std::chrono::milliseconds timeout,
+    bool wait_all_ranks) {
+  if (rank == 0) {
+    lead(store, prefix, size, timeout, wait_all_ranks);
+  } else {
+    follow(store, prefix, rank, timeout);
+  }
+}
+
+} // namespace hvd

@@ -1,0 +1,129 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "transport/scratch.h"
+
+#include <chrono>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace hvd {
+
+using Clock = std::chrono::steady_clock;
+using Deadline = Clock::time_point;
+
+/// The library under a transport failed, or a peer did.
+class TransportError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// The deadline passed first.
+class TransportTimeout : public TransportError {
+ public:
+  using TransportError::TransportError;
+};
+
+/// A verb under way. Destroying it before it is done is safe only after
+/// Transport::abort().
+class Request {
+ public:
+  Request() = default;
+  Request(const Request&) = delete;
+  Request& operator=(const Request&) = delete;
+  virtual ~Request() = default;
+
+  /// Blocks until the buffers are the caller's again; returns at once when it
+  /// has done so before. Throws TransportError; the transport is of no use
+  /// after that.
+  virtual void wait(Deadline deadline) = 0;
+
+  /// Of a finished receive: the rank that sent.
+  virtual int source() const {
+    return -1;
+  }
+};
+
+using RequestPtr = std::unique_ptr<Request>;
+
+/// Which exchange a message belongs to. Messages of different lanes never meet,
+/// so exchanges under way together stay apart, and ranks that run different
+/// collectives wait for each other rather than read each other's bytes.
+struct Lane {
+  uint64_t seq; ///< place of the collective in the group's sequence
+  uint64_t fingerprint; ///< of the collective
+  int stage; ///< 0 or 1
+
+  Lane next_stage() const {
+    return {seq, fingerprint, stage + 1};
+  }
+};
+
+/// One message of an exchange. An empty one is not sent.
+struct Transfer {
+  int peer;
+  at::Tensor buffer;
+};
+
+/// Moves flat, contiguous buffers between the ranks of one group.
+///
+/// Threads: every member may be called from any thread; but the ranks must
+/// start the verbs of a group in one order, and that is the engine's task.
+/// Returning: a verb returns at once with a Request; buffers belong to the
+/// transport until Request::wait() returns. The transport keeps the tensors
+/// alive. Devices: host memory.
+class Transport {
+ public:
+  Transport(int rank, int size) : rank_(rank), size_(size) {}
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+  virtual ~Transport() = default;
+
+  int rank() const {
+    return rank_;
+  }
+  int size() const {
+    return size_;
+  }
+
+  virtual const char* name() const = 0;
+
+  /// Host memory for what arrives and is not the caller's.
+  ScratchPool& scratch() {
+    return scratch_;
+  }
+
+  /// Messages to and from any peers at once. Between two ranks they match by
+  /// lane and size, in order.
+  virtual RequestPtr exchange(
+      const std::vector<Transfer>& sends,
+      const std::vector<Transfer>& receives,
+      const Lane& lane) = 0;
+
+  /// The same on a lane of its own, where a message may be shorter than the
+  /// buffer that receives it.
+  virtual RequestPtr exchange_frames(
+      const std::vector<Transfer>& sends,
+      const std::vector<Transfer>& receives) = 0;
+
+  /// The user's own messages, apart from every lane. `tag` is one that
+  /// `max_tag()` allows.
+  virtual RequestPtr send(const at::Tensor& buffer, int peer, int tag) = 0;
+  virtual RequestPtr recv(const at::Tensor& buffer, int peer, int tag) = 0;
+  virtual RequestPtr recv_any(const at::Tensor& buffer, int tag) = 0;
+  virtual int max_tag() const = 0;
+
+  /// Makes every pending and later verb fail, here and, as connections close,
+  /// on the peers. Idempotent.
+  virtual void abort() noexcept = 0;
+
+ private:
+  const int rank_;
+  const int size_;
+  ScratchPool scratch_;
+};
+
+} // namespace hvd

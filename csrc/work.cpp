@@ -1,0 +1,224 @@
+#include "work.h"
+
+#include <ATen/record_function.h>
+#include <c10/util/Exception.h>
+
+namespace hvd {
+
+namespace {
+
+const char* title_if_profiled(const char* title) {
+  return at::hasCallbacks() ? title : nullptr;
+}
+
+void complete(
+    c10::ivalue::Future& future,
+    const std::exception_ptr& error,
+    const std::vector<at::Tensor>& results) {
+  if (error) {
+    future.setError(error);
+  } else {
+    future.markCompleted(c10::IValue(results));
+  }
+}
+
+} // namespace
+
+WorkHVD::WorkHVD(
+    int rank,
+    c10d::OpType type,
+    const char* title,
+    const std::vector<at::Tensor>& inputs,
+    std::vector<at::Tensor> results)
+    : Work(rank, type, title_if_profiled(title), inputs),
+      results_(std::move(results)) {}
+
+std::vector<at::Tensor> WorkHVD::result() {
+  TORCH_CHECK(
+      isCompleted(),
+      "hvd: result() of work that is not done; call wait() before it");
+  return results_;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> WorkHVD::getFuture() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (!future_) {
+    future_ = c10::make_intrusive<c10::ivalue::Future>(
+        c10::ListType::create(c10::TensorType::get()));
+    if (completed_) {
+      complete(*future_, exception_, results_);
+    }
+  }
+  return future_;
+}
+
+std::function<void()> WorkHVD::conclude(std::exception_ptr error) {
+  finish(error);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!future_) {
+    return {};
+  }
+  return [future = future_, error = std::move(error), results = results_] {
+    complete(*future, error, results);
+  };
+}
+
+void WorkHVD::wait_for_future_and_rethrow() {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  std::exception_ptr error;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    future = future_;
+    error = exception_;
+  }
+  if (future) {
+    future->wait();
+  }
+  if (error) {
+    std::rethrow_exception(error);
+  }
+}
+
+CollectiveWork::CollectiveWork(
+    std::shared_ptr<Engine> engine,
+    c10d::OpType type,
+    const char* title,
+    const std::vector<at::Tensor>& inputs,
+    std::vector<at::Tensor> results)
+    : WorkHVD(
+          engine->transport().rank(),
+          type,
+          title,
+          inputs,
+          std::move(results)),
+      engine_(std::move(engine)),
+      operation_(std::make_shared<Operation>()) {}
+
+c10::intrusive_ptr<CollectiveWork> CollectiveWork::submit(
+    const std::shared_ptr<Engine>& engine,
+    c10d::OpType type,
+    const char* title,
+    const std::vector<at::Tensor>& inputs,
+    std::vector<at::Tensor> results,
+    std::vector<Collective> collectives,
+    bool caller_waits) {
+  auto work = c10::make_intrusive<CollectiveWork>(
+      engine, type, title, inputs, std::move(results));
+  auto& operation = *work->operation_;
+  operation.collectives = std::move(collectives);
+  operation.on_done = [work](std::exception_ptr error) {
+    return work->conclude(std::move(error));
+  };
+  try {
+    engine->submit(work->operation_);
+  } catch (...) {
+    operation.on_done = nullptr; // or work and operation keep each other
+    throw;
+  }
+  work->seq_ = operation.collectives[0].seq;
+  if (caller_waits) {
+    engine->drive_until_done(operation);
+  } else {
+    engine->run_in_background();
+  }
+  return work;
+}
+
+bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
+  if (timeout <= kNoTimeout) {
+    engine_->drive_until_done(*operation_);
+  } else if (!engine_->wait_until_done(*operation_, Clock::now() + timeout)) {
+    C10_THROW_ERROR(
+        DistBackendError,
+        "hvd: timed out waiting " + std::to_string(timeout.count()) +
+            " ms for " + operation_->collectives[0].signature.describe() +
+            ", number " + std::to_string(seq_) + " of its process group");
+  }
+  wait_for_future_and_rethrow();
+  return true;
+}
+
+uint64_t CollectiveWork::getSequencenumber() const {
+  return seq_;
+}
+
+MessageWork::MessageWork(
+    std::shared_ptr<Engine> engine,
+    c10d::OpType type,
+    const char* title,
+    at::Tensor buffer,
+    at::Tensor tensor,
+    RequestPtr request,
+    std::chrono::milliseconds timeout)
+    : WorkHVD(engine->transport().rank(), type, title, {tensor}, {tensor}),
+      engine_(std::move(engine)),
+      buffer_(std::move(buffer)),
+      tensor_(std::move(tensor)),
+      timeout_(timeout),
+      request_(std::move(request)) {}
+
+void MessageWork::wait_until(Deadline deadline) {
+  std::unique_lock<std::timed_mutex> lock(request_mutex_, deadline);
+  if (!lock || Work::isCompleted()) {
+    return;
+  }
+  std::exception_ptr error;
+  try {
+    request_->wait(deadline);
+    if (!buffer_.is_same(tensor_)) {
+      tensor_.copy_(buffer_);
+    }
+  } catch (const std::exception& e) {
+    const std::string text = "hvd: rank " +
+        std::to_string(engine_->transport().rank()) + ": " + e.what();
+    engine_->abort(text);
+    error = std::make_exception_ptr(
+        c10::DistBackendError(
+            {__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, text));
+  }
+  const auto continuation = conclude(error);
+  lock.unlock();
+  if (continuation) {
+    continuation();
+  }
+}
+
+bool MessageWork::wait(std::chrono::milliseconds timeout) {
+  wait_until(Clock::now() + (timeout <= kNoTimeout ? timeout_ : timeout));
+  if (!Work::isCompleted()) {
+    C10_THROW_ERROR(
+        DistBackendError,
+        "hvd: timed out waiting " + std::to_string(timeout.count()) +
+            " ms for a message");
+  }
+  wait_for_future_and_rethrow();
+  return true;
+}
+
+void MessageWork::wait_apart() {
+  std::call_once(waited_apart_, [this] {
+    auto self = c10::intrusive_ptr<MessageWork>::reclaim_copy(this);
+    engine_->run_apart([self = std::move(self)] {
+      self->wait_until(Clock::now() + self->timeout_);
+    });
+  });
+}
+
+bool MessageWork::isCompleted() {
+  if (looked_at_.exchange(true)) {
+    wait_apart();
+  }
+  return Work::isCompleted();
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> MessageWork::getFuture() {
+  auto future = WorkHVD::getFuture();
+  wait_apart();
+  return future;
+}
+
+int MessageWork::sourceRank() const {
+  return request_->source();
+}
+
+} // namespace hvd

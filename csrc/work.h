@@ -1,0 +1,111 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "engine/engine.h"
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace hvd {
+
+/// Base of both kinds of work: results and the future that yields them.
+///
+/// Threads: every member may be called from any thread.
+class WorkHVD : public c10d::Work {
+ public:
+  std::vector<at::Tensor> result() override;
+
+  /// Completes with the list of result tensors, once they are there.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+ protected:
+  /// `inputs`: shown by the profiler, under the name "hvd:<verb>".
+  WorkHVD(
+      int rank,
+      c10d::OpType type,
+      const char* title,
+      const std::vector<at::Tensor>& inputs,
+      std::vector<at::Tensor> results);
+
+  /// Marks the work as over. What it returns completes the future, which may
+  /// run user code; empty if nobody has asked for one.
+  std::function<void()> conclude(std::exception_ptr error);
+
+  /// Returns when the future, if any, is complete too; throws the work's error.
+  void wait_for_future_and_rethrow();
+
+ private:
+  const std::vector<at::Tensor> results_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_; ///< guarded by mutex_
+};
+
+/// One or more collectives in the engine's queue.
+class CollectiveWork final : public WorkHVD {
+ public:
+  /// Submits. With `caller_waits`, returns when all is done.
+  static c10::intrusive_ptr<CollectiveWork> submit(
+      const std::shared_ptr<Engine>& engine,
+      c10d::OpType type,
+      const char* title,
+      const std::vector<at::Tensor>& inputs,
+      std::vector<at::Tensor> results,
+      std::vector<Collective> collectives,
+      bool caller_waits);
+
+  CollectiveWork(
+      std::shared_ptr<Engine> engine,
+      c10d::OpType type,
+      const char* title,
+      const std::vector<at::Tensor>& inputs,
+      std::vector<at::Tensor> results);
+
+  /// Throws DistBackendError when `timeout` passes first; the operation goes
+  /// on then. Zero or negative: as long as the operation's own timeout allows.
+  bool wait(std::chrono::milliseconds timeout) override;
+  uint64_t getSequencenumber() const override;
+
+ private:
+  const std::shared_ptr<Engine> engine_;
+  const std::shared_ptr<Operation> operation_;
+  uint64_t seq_ = 0; ///< of the first collective
+};
+
+/// A send or receive. It does not pass through the queue: wait() waits for the
+/// transport itself; a thread does so when somebody polls or asks for a future.
+class MessageWork final : public WorkHVD {
+ public:
+  /// `copy_back`: the caller's tensor, where `buffer` only stands for it.
+  MessageWork(
+      std::shared_ptr<Engine> engine,
+      c10d::OpType type,
+      const char* title,
+      at::Tensor buffer,
+      at::Tensor tensor,
+      RequestPtr request,
+      std::chrono::milliseconds timeout);
+
+  bool wait(std::chrono::milliseconds timeout) override;
+  /// Asked again, it has a thread wait for the message: somebody is polling. A
+  /// first look costs nothing, because torch's flight recorder takes one.
+  bool isCompleted() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  int sourceRank() const override;
+
+ private:
+  void wait_until(Deadline deadline);
+  void wait_apart();
+
+  const std::shared_ptr<Engine> engine_;
+  const at::Tensor buffer_;
+  const at::Tensor tensor_;
+  const std::chrono::milliseconds timeout_;
+  std::timed_mutex request_mutex_; ///< held while waiting; before mutex_
+  RequestPtr request_;
+  std::once_flag waited_apart_;
+  std::atomic<bool> looked_at_{false};
+};
+
+} // namespace hvd

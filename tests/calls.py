@@ -1,0 +1,71 @@
+"""Calls that many tests make: is the group well, does a call fail in time, and with what words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rows import filled
+
+SMALL, LARGE = 4, 300_000  # float32 elements, before and past every cut-off for small tensors
+
+
+Call = Callable[[dist.ProcessGroup | None, int], object]
+
+
+def _each(group: dist.ProcessGroup | None, count: int) -> list[torch.Tensor]:
+    return [torch.ones(count) for _ in range(dist.get_world_size(group))]
+
+
+# By the names that errors give them, as rank 0 makes them; it needs rank 1 in each.
+CALLS: dict[str, Call] = {
+    "all_reduce": lambda group, count: dist.all_reduce(torch.ones(count), group=group),
+    "reduce": lambda group, count: dist.reduce(torch.ones(count), dst=0, group=group),
+    "broadcast": lambda group, count: dist.broadcast(torch.ones(count), src=1, group=group),
+    "all_gather": lambda group, count: dist.all_gather(
+        _each(group, count), torch.ones(count), group=group
+    ),
+    "gather": lambda group, count: dist.gather(
+        torch.ones(count), _each(group, count), dst=0, group=group
+    ),
+    "scatter": lambda group, count: dist.scatter(torch.ones(count), None, src=1, group=group),
+    "reduce_scatter": lambda group, count: dist.reduce_scatter(
+        torch.ones(count), _each(group, count), group=group
+    ),
+    "all_to_all": lambda group, count: dist.all_to_all(
+        _each(group, count), _each(group, count), group=group
+    ),
+    "barrier": lambda group, count: dist.barrier(group=group),
+    "recv": lambda group, count: dist.recv(torch.ones(count), src=1, group=group),
+}
+
+
+def check_group(group: dist.ProcessGroup | None = None) -> None:
+    """The group sums, small and large."""
+    size = dist.get_world_size(group)
+    for count in (SMALL, LARGE):
+        tensor = torch.ones(count)
+        dist.all_reduce(tensor, group=group)
+        assert filled(tensor, size), tensor
+
+
+def cpu_backend(group: dist.ProcessGroup | None = None) -> Any:
+    """The backend object behind a group, the default one if None."""
+    group = group or dist.group.WORLD
+    assert group is not None
+    return group._get_backend(torch.device("cpu"))
+
+
+def expect_error(call: Callable[[], object], within: float = 8.0, not_before: float = 0.0) -> str:
+    """The text of the DistBackendError that `call` raises, between so many seconds from now."""
+    begun = time.monotonic()
+    with pytest.raises(dist.DistBackendError) as caught:
+        call()
+    took = time.monotonic() - begun
+    assert not_before <= took < within, f"after {took:.1f} s: {caught.value}"
+    return str(caught.value)

@@ -1,0 +1,65 @@
+"""How tests meet ranks.
+
+`@pytest.mark.ranks(2, 3)` makes the body of a test run on every rank of pools of those sizes,
+instead of in pytest's process. A test that asks for the `pool` fixture under the same mark gets the
+pool itself. One pool lives at a time; the tests of a module are ordered so that each starts once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from ranks import RankPool
+
+TRANSPORTS = ["gloo"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--backend", default="hvd", help="run the ranks on another c10d backend, to test the tests"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "ranks(*sizes): run on pools of these world sizes")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    mark = metafunc.definition.get_closest_marker("ranks")
+    if mark is not None:
+        backend = metafunc.config.getoption("--backend")
+        pools = [(backend, transport, size) for transport in TRANSPORTS for size in mark.args]
+        ids = [f"{backend}-{transport}-{size}" for backend, transport, size in pools]
+        metafunc.fixturenames.append("pool")
+        metafunc.parametrize("pool", pools, ids=ids, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
+    """The pool of ranks that the `ranks` mark asks for."""
+    backend, transport, size = request.param
+    with RankPool(size, backend, {"HVD_TRANSPORT": transport}) as ranks:
+        yield ranks
+
+
+@pytest.fixture(autouse=True)
+def ranks(request: pytest.FixtureRequest) -> RankPool | None:
+    """The pool for a test that is marked, whether or not it asks for it."""
+    marked = request.node.get_closest_marker("ranks")
+    return request.getfixturevalue("pool") if marked else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    __tracebackhide__ = True
+    asked = inspect.signature(pyfuncitem.function).parameters
+    ranks = cast("RankPool | None", pyfuncitem.funcargs["ranks"])
+    if ranks is None or "pool" in asked:
+        return None
+    arguments: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in asked}
+    ranks.run(pyfuncitem.function, **arguments)
+    return True

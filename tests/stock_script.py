@@ -1,0 +1,23 @@
+"""What a user's script looks like: torchrun, DDP, and nothing of torch_hvd but the string."""
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("hvd")
+rank, size = dist.get_rank(), dist.get_world_size()
+
+ranks = torch.tensor([float(rank)])
+dist.all_reduce(ranks)
+assert ranks.item() == size * (size - 1) / 2, ranks
+
+layer = torch.nn.Linear(3, 1, bias=False)
+torch.nn.init.ones_(layer.weight)
+model = DistributedDataParallel(layer)
+model(torch.full((1, 3), float(rank))).sum().backward()
+# The gradient on each rank is its own number; DDP averages.
+expected = torch.full((1, 3), (size - 1) / 2)
+torch.testing.assert_close(layer.weight.grad, expected)
+
+print(f"rank {rank} of {size}: {dist.get_backend()}")
+dist.destroy_process_group()

@@ -1,0 +1,46 @@
+"""The ends of programs: every way out is a quick one."""
+
+from __future__ import annotations
+
+import pytest
+
+from launch import launch
+
+ENDS = {
+    "without-destroy": ("dist.all_reduce(torch.ones(4)); dist.all_reduce(torch.ones(300000))", 0),
+    "with-destroy": ("dist.all_reduce(torch.ones(4)); dist.destroy_process_group()", 0),
+    "idle": ("pass", 0),
+    "exit-code": ("dist.barrier(); sys.exit(3)", 3),
+    "exception": ("dist.barrier(); raise ValueError('mine')", 1),
+    "works-held": (
+        "w = [dist.all_reduce(torch.ones(n), async_op=True) for n in (4, 300000)]; w[1].wait()",
+        0,
+    ),
+    "pending": (
+        "if rank == 0: w = dist.all_reduce(torch.ones(4), async_op=True)\nelse: time.sleep(1)",
+        0,
+    ),
+    "pending-large": (
+        "if rank == 0: w = dist.all_reduce(torch.ones(300000), async_op=True)\nelse: time.sleep(1)",
+        0,
+    ),
+    "groups-held": ("g = [dist.new_group() for _ in range(3)]; dist.barrier(group=g[1])", 0),
+    "thread": (
+        "import threading\n"
+        "t = threading.Thread(target=lambda: [dist.all_reduce(torch.ones(4)) for _ in range(50)])\n"
+        "t.start(); t.join()",
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_end_of_program(end: str) -> None:
+    """Every way out ends the interpreter soon, with its own exit code and no crash on stderr."""
+    script, code = ENDS[end]
+    script += "" if code else "\nprint('end', flush=True)"
+    for rank, ended in enumerate(launch(script, size=2, timeout=30.0)):
+        assert ended.returncode == code, (rank, ended.returncode, ended.stderr)
+        if not code:
+            assert ended.stdout == "end\n"
+            assert "terminate" not in ended.stderr and "Traceback" not in ended.stderr, ended.stderr

@@ -1,0 +1,121 @@
+"""A rank that dies: every pending and later call of the others fails in seconds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from calls import CALLS, LARGE, SMALL, expect_error
+from ranks import Lost, RankPool
+
+
+def dies_while_others_wait(victim: int, call: str, count: int) -> None:
+    """The others are inside the call when the victim goes, with more calls behind it."""
+    CALLS[call](None, count)
+    if dist.get_rank() == victim:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    behind = [dist.all_reduce(torch.ones(n), async_op=True) for n in (SMALL, LARGE) * 2]
+    for work in behind[::-1]:
+        text = expect_error(work.wait)
+        assert "all_reduce" in text, text
+        assert work.is_completed() and not work.is_success()
+        with pytest.raises(RuntimeError):
+            work.get_future().wait()
+        if dist.get_world_size() == 2:
+            assert f"rank {victim}" in text, text
+    for _ in range(2):
+        expect_error(lambda: CALLS[call](None, count), within=1)
+
+
+def dies_while_others_are_elsewhere(victim: int, call: str, count: int) -> None:
+    """Nobody is in a call when the victim goes; the next one that needs it finds out."""
+    CALLS[call](None, count)
+    if dist.get_rank() == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1)
+    expect_error(lambda: (CALLS[call](None, count), dist.barrier()))
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("count", [SMALL, LARGE])
+@pytest.mark.parametrize("call", ["all_reduce", "broadcast", "all_gather", "all_to_all", "barrier"])
+@pytest.mark.parametrize(
+    "scene", [dies_while_others_wait, dies_while_others_are_elsewhere], ids=lambda s: s.__name__
+)
+def test_killed_rank(
+    pool: RankPool, scene: Callable[[int, str, int], None], call: str, count: int
+) -> None:
+    victim = pool.size - 1 if count == SMALL else 0
+    results = pool.run(scene, victim, call, count, lost=[victim])
+    assert results[victim] == Lost(-signal.SIGKILL)
+
+
+def dies_in_a_conversation(victim: int) -> None:
+    rank = dist.get_rank()
+    if rank == victim:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    text = expect_error(lambda: dist.recv(torch.zeros(3), src=victim))
+    assert "recv" in text and f"rank {victim}" in text, text
+    work = dist.irecv(torch.zeros(3), src=victim)
+    assert work is not None
+    expect_error(work.wait)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_killed_peer(pool: RankPool, victim: int) -> None:
+    pool.run(dies_in_a_conversation, victim, lost=[victim])
+
+
+def dies_beside_another_group() -> None:
+    """A group that the dead rank was not in goes on."""
+    group = dist.new_group([0, 1])
+    if dist.get_rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    expect_error(dist.barrier)
+    for count in (SMALL, LARGE):
+        tensor = torch.ones(count)
+        dist.all_reduce(tensor, group=group)
+        assert tensor[-1] == 2
+
+
+@pytest.mark.ranks(3)
+def test_killed_rank_of_another_group(pool: RankPool) -> None:
+    pool.run(dies_beside_another_group, lost=[2])
+
+
+@pytest.mark.ranks(2)
+def test_suspended_rank() -> None:
+    """A rank that is only suspended for a while is not taken for dead."""
+    if dist.get_rank() == 1:
+        child = os.fork()
+        if child == 0:
+            time.sleep(2)
+            os.kill(os.getppid(), signal.SIGCONT)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os.waitpid(child, 0)
+    tensor = torch.ones(LARGE)
+    dist.all_reduce(tensor)
+    assert tensor[0] == dist.get_world_size()
+
+
+def leaves() -> None:
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os._exit(7)
+    expect_error(lambda: dist.all_reduce(torch.ones(SMALL)))
+
+
+@pytest.mark.ranks(2)
+def test_exited_rank(pool: RankPool) -> None:
+    """A rank that ends without a word is like a killed one."""
+    assert pool.run(leaves, lost=[1])[1] == Lost(7)

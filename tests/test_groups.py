@@ -1,0 +1,96 @@
+"""Several groups at once: overlapping, made by their members alone, in a mesh, beside gloo."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from calls import LARGE, SMALL, check_group
+from rows import filled
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_overlapping_subgroups() -> None:
+    """Every pair of ranks has a group; operations of several are in flight at once."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    pairs = [(a, b) for a in range(size) for b in range(a + 1, size)]
+    groups = {pair: dist.new_group(list(pair)) for pair in pairs}
+    mine = {pair: group for pair, group in groups.items() if rank in pair}
+    for count in (SMALL, LARGE):
+        tensors = {pair: torch.full((count,), float(rank)) for pair in mine}
+        works = [dist.all_reduce(tensors[pair], group=mine[pair], async_op=True) for pair in mine]
+        for work in works:
+            work.wait()
+        for pair, tensor in tensors.items():
+            assert filled(tensor, sum(pair))
+        for pair, group in mine.items():
+            tensor = torch.full((count,), float(rank))
+            dist.broadcast(tensor, src=pair[1], group=group)
+            assert filled(tensor, pair[1])
+    for pair, group in groups.items():
+        if rank not in pair:
+            assert dist.get_rank(group) == -1
+    check_group()
+
+
+@pytest.mark.ranks(3, 4)
+def test_local_synchronization() -> None:
+    """Only the members make the group; the others are not asked."""
+    rank = dist.get_rank()
+    members = [0, 2] if rank in (0, 2) else [1]
+    group = dist.new_group(members, use_local_synchronization=True) if rank < 3 else None
+    if group is not None:
+        tensor = torch.full((SMALL,), float(rank))
+        dist.all_reduce(tensor, group=group)
+        assert filled(tensor, sum(members))
+    check_group()
+
+
+@pytest.mark.ranks(4)
+def test_device_mesh() -> None:
+    rank = dist.get_rank()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("row", "column"))
+    for dim, expected in (
+        ("row", [rank % 2, rank % 2 + 2]),
+        ("column", [rank // 2 * 2, rank // 2 * 2 + 1]),
+    ):
+        group = mesh.get_group(dim)
+        assert dist.get_process_group_ranks(group) == expected
+        tensor = torch.full((LARGE,), float(rank))
+        dist.all_reduce(tensor, group=group)
+        assert filled(tensor, sum(expected))
+
+
+@pytest.mark.ranks(2)
+def test_beside_gloo() -> None:
+    gloo = dist.new_group(backend="gloo")
+    works = [dist.all_reduce(torch.ones(LARGE), group=g, async_op=True) for g in (None, gloo) * 3]
+    for work in works:
+        work.wait()
+        assert work.result()[0][0] == 2
+    check_group(gloo)
+    check_group()
+
+
+@pytest.mark.ranks(2, 3)
+def test_many_groups_leave_nothing_behind() -> None:
+    """Threads and open files of destroyed groups are gone."""
+
+    def left() -> tuple[int, int]:
+        gc.collect()
+        return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+    for round_number in range(6):
+        group = dist.new_group()
+        check_group(group)
+        dist.destroy_process_group(group)
+        del group
+        dist.barrier()
+        if round_number == 1:
+            before = left()
+    assert left() <= before or left() == before, (before, left())

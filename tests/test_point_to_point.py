@@ -1,0 +1,143 @@
+"""send, recv and kin: every dtype and layout, tags, any source, batches; not behind collectives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import rows
+from rows import Row
+
+pytestmark = pytest.mark.ranks(2, 3, 4)
+SHAPES = rows.SMALL_SHAPES + rows.LARGE_SHAPES + rows.HUGE_SHAPES
+
+
+def ring() -> tuple[int, int, int, int]:
+    """This rank, the world size, the next rank and the previous one."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return rank, size, (rank + 1) % size, (rank - 1) % size
+
+
+@pytest.mark.parametrize("dtype", rows.MOVABLE, ids=rows.name)
+def test_send_recv(dtype: torch.dtype) -> None:
+    rank, _, following, previous = ring()
+    for shape in SHAPES:
+        row = Row(dtype, "SUM", shape, async_op=False)
+        print(row)
+        received = row.output()
+        if rank % 2 == 0:
+            dist.send(row.input(), dst=following)
+            assert dist.recv(received, src=previous) == previous
+        else:
+            assert dist.recv(received, src=previous) == previous
+            dist.send(row.input(), dst=following)
+        row.equal(received, row.values(previous))
+
+
+@pytest.mark.parametrize("dtype", rows.MOVABLE, ids=rows.name)
+def test_isend_irecv(dtype: torch.dtype) -> None:
+    _, _, following, previous = ring()
+    for shape in SHAPES:
+        row = Row(dtype, "SUM", shape, async_op=True)
+        print(row)
+        received = row.output()
+        works = [dist.irecv(received, src=previous), dist.isend(row.input(), dst=following)]
+        for work in works:
+            assert work is not None
+            work.wait()
+            assert work.is_completed()
+        row.equal(received, row.values(previous))
+
+
+def test_tags_match_out_of_order() -> None:
+    _, _, following, previous = ring()
+    works = [dist.isend(torch.full((5,), float(tag)), dst=following, tag=tag) for tag in range(4)]
+    for tag in (3, 0, 2, 1):
+        received = torch.zeros(5)
+        dist.recv(received, src=previous, tag=tag)
+        assert received.tolist() == [tag] * 5
+    for work in works:
+        assert work is not None
+        work.wait()
+
+
+def test_messages_keep_their_order() -> None:
+    _, _, following, previous = ring()
+    works = [dist.isend(torch.full((k + 1,), k), dst=following) for k in range(20)]
+    for k in range(20):
+        received = torch.zeros(k + 1, dtype=torch.int64)
+        dist.recv(received, src=previous)
+        assert received.tolist() == [k] * (k + 1)
+    for work in works:
+        assert work is not None
+        work.wait()
+
+
+def test_recv_from_any_source() -> None:
+    """Rank 0 takes one message of each rank in whatever order and is told whose it is."""
+    rank, size, _, _ = ring()
+    for count in (1, 30_000):
+        dist.barrier()
+        if rank:
+            dist.send(torch.full((count,), rank), dst=0, tag=7)
+            continue
+        sources = set()
+        for _ in range(size - 1):
+            received = torch.zeros(count, dtype=torch.int64)
+            source = dist.recv(received, tag=7)
+            assert received.tolist() == [source] * count
+            sources.add(source)
+        assert sources == set(range(1, size))
+
+
+def test_recv_from_any_source_names_the_global_rank() -> None:
+    """In a group whose ranks are not the global ones."""
+    rank, size, _, _ = ring()
+    last_two = dist.new_group([size - 2, size - 1])
+    if rank == size - 1:
+        dist.send(torch.tensor([5]), dst=size - 2, group=last_two)
+    elif rank == size - 2:
+        received = torch.zeros(1, dtype=torch.int64)
+        assert dist.recv(received, group=last_two) == size - 1
+        assert received.item() == 5
+    dist.barrier()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.float8_e4m3fn], ids=rows.name)
+def test_batch_isend_irecv(dtype: torch.dtype) -> None:
+    """Everyone to everyone, small and large messages in one batch."""
+    rank, size, _, _ = ring()
+    others = [other for other in range(size) if other != rank]
+    for shape in (rows.SMALL_SHAPES[4], rows.LARGE_SHAPES[0]):
+        row = Row(dtype, "SUM", shape, async_op=True)
+        received = {other: row.output() for other in others}
+        batch = [dist.P2POp(dist.isend, row.input(slot=other), other) for other in others]
+        batch += [dist.P2POp(dist.irecv, received[other], other) for other in others]
+        for work in dist.batch_isend_irecv(batch):
+            work.wait()
+        for other in others:
+            row.equal(received[other], row.values(other, slot=rank), f"from rank {other}")
+
+
+@pytest.mark.parametrize("count", [10, 500_000])
+def test_does_not_wait_behind_collectives(count: int) -> None:
+    """Rank 0 has an all_reduce in flight that rank 1 joins only after a message from rank 0."""
+    rank = dist.get_rank()
+    tensor = torch.ones(count)
+    message = torch.zeros(3)
+    if rank == 1:
+        dist.recv(message, src=0)
+        assert message.tolist() == [1, 1, 1]
+        dist.all_reduce(tensor)
+    else:
+        work = dist.all_reduce(tensor, async_op=True)
+        if rank == 0:
+            dist.send(torch.ones(3), dst=1)
+        work.wait()
+    assert torch.equal(tensor, torch.full((count,), float(dist.get_world_size())))
+
+
+def test_to_oneself_is_an_error() -> None:
+    with pytest.raises(ValueError, match="rank"):
+        dist.send(torch.ones(1), dst=dist.get_rank())

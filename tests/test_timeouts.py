@@ -1,0 +1,133 @@
+"""A rank that never calls: the others get an error in time that names the operation; none hangs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from calls import CALLS, expect_error
+from ranks import RankPool
+
+pytestmark = pytest.mark.ranks(2, 3)
+SHORT = timedelta(seconds=1)
+
+
+def expect_timeout(operation: str, call: Callable[[], object], at_least: float = 0.8) -> str:
+    """Run `call` where others do not follow; its error comes after about a second."""
+    text = expect_error(call, within=6, not_before=at_least)
+    assert operation in text and "time" in text.lower(), text
+    return text
+
+
+def lonely(call: Callable[[dist.ProcessGroup], object], operation: str, timeout: timedelta) -> str:
+    """Rank 0 makes the call in a new group, the others stay away until it has failed."""
+    group = dist.new_group(timeout=timeout)
+    text = ""
+    if dist.get_rank() == 0:
+        text = expect_timeout(operation, lambda: call(group))
+    dist.barrier()
+    return text
+
+
+@pytest.mark.parametrize("count", [3, 300_000])
+@pytest.mark.parametrize("operation", CALLS)
+def test_group_timeout(operation: str, count: int) -> None:
+    lonely(lambda group: CALLS[operation](group, count), operation, SHORT)
+
+
+@pytest.mark.parametrize("count", [3, 300_000])
+def test_set_timeout(count: int) -> None:
+    def call(group: dist.ProcessGroup) -> None:
+        group.set_timeout(SHORT)
+        dist.all_reduce(torch.ones(count), group=group)
+
+    lonely(call, "all_reduce", timedelta(seconds=30))
+
+
+@pytest.mark.parametrize("count", [3, 300_000])
+def test_operation_timeout(count: int) -> None:
+    def call(group: dist.ProcessGroup) -> None:
+        options = dist.AllreduceOptions()
+        options.timeout = SHORT
+        group.allreduce([torch.ones(count)], options).wait()
+
+    lonely(call, "all_reduce", timedelta(seconds=30))
+
+
+def test_barrier_timeout() -> None:
+    def call(group: dist.ProcessGroup) -> None:
+        options = dist.BarrierOptions()
+        options.timeout = SHORT
+        group.barrier(options).wait()
+
+    lonely(call, "barrier", timedelta(seconds=30))
+
+
+@pytest.mark.parametrize("count", [3, 300_000])
+def test_wait_timeout(count: int) -> None:
+    """wait(timeout) raises within it, though the group's timeout is far away."""
+    lonely(
+        lambda group: dist.all_reduce(torch.ones(count), group=group, async_op=True).wait(SHORT),
+        "all_reduce",
+        timedelta(seconds=30),
+    )
+
+
+@pytest.mark.parametrize("count", [3, 300_000])
+def test_future_fails_without_a_wait(count: int) -> None:
+    """Nobody waits for the Work: its future fails all the same, and everything behind it too."""
+    group = dist.new_group(timeout=SHORT)
+    if dist.get_rank() == 0:
+        begun = time.monotonic()
+        works = [dist.all_reduce(torch.ones(count), group=group, async_op=True) for _ in range(3)]
+        for work in works:
+            with pytest.raises(RuntimeError, match="all_reduce"):
+                work.get_future().wait()
+            assert work.is_completed() and not work.is_success()
+            assert isinstance(work.exception(), RuntimeError)
+        assert time.monotonic() - begun < 6
+    dist.barrier()
+
+
+def test_others_hear_of_it() -> None:
+    """Once a rank has given up, the rest soon find the group broken."""
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    if dist.get_rank() == 0:
+        expect_timeout("all_reduce", lambda: dist.all_reduce(torch.ones(5), group=group), 1.5)
+    else:
+        time.sleep(4)
+        begun = time.monotonic()
+        with pytest.raises(dist.DistBackendError):
+            dist.all_reduce(torch.ones(5), group=group)
+        assert time.monotonic() - begun < 5
+    dist.barrier()
+
+
+def timed_out_group() -> None:
+    group = dist.new_group(timeout=SHORT)
+    if dist.get_rank() == 0:
+        expect_timeout("all_reduce", lambda: dist.all_reduce(torch.ones(3), group=group))
+        for _ in range(2):
+            begun = time.monotonic()
+            with pytest.raises(dist.DistBackendError):
+                dist.all_reduce(torch.ones(3), group=group)
+            assert time.monotonic() - begun < 0.5, "a broken group says so at once"
+    dist.barrier()
+    dist.destroy_process_group(group)
+
+
+def test_broken_group_says_so_at_once_and_can_be_destroyed(pool: RankPool) -> None:
+    pool.run(timed_out_group)
+
+
+def test_a_late_rank_is_no_error() -> None:
+    if dist.get_rank() == 1:
+        time.sleep(1.5)
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    assert tensor[0] == dist.get_world_size()

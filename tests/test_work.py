@@ -1,0 +1,259 @@
+"""The Work that every call returns: future, wait, numbers, names, and what it keeps alive."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+from calls import LARGE, cpu_backend
+from rows import filled
+from starts import STARTS, Start, start_all_reduce, start_barrier, start_reduce, start_send_recv
+
+pytestmark = pytest.mark.ranks(1, 2, 3)
+
+every_start = pytest.mark.parametrize(
+    "start", STARTS, ids=lambda start: start.__name__.removeprefix("start_")
+)
+small_and_large = pytest.mark.parametrize("count", [3, LARGE])
+
+
+def same_memory(got: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
+    return [t.data_ptr() for t in got] == [t.data_ptr() for t in outputs]
+
+
+@every_start
+@small_and_large
+def test_future(start: Start, count: int) -> None:
+    """Its value is the list of result tensors, filled; `then` runs a Python callback with it."""
+    work, outputs = start(count)
+    sums: list[float] = []
+
+    def note(future: torch.futures.Future[list[torch.Tensor]]) -> int:
+        sums.extend(tensor.sum().item() for tensor in future.value())
+        return 7
+
+    chained = work.get_future().then(note)
+    assert chained.wait() == 7
+    value = work.get_future().value()
+    assert isinstance(value, list) and work.get_future().done()
+    assert sums == [tensor.sum().item() for tensor in outputs]
+    if start is not start_reduce:
+        assert same_memory(value, outputs)
+    work.wait()
+
+
+@every_start
+@small_and_large
+def test_completion(start: Start, count: int) -> None:
+    """is_completed turns true without anyone waiting; then wait, result and the rest answer."""
+    work, outputs = start(count)
+    end = time.monotonic() + 10
+    while not work.is_completed():
+        assert time.monotonic() < end, "never completed though nobody failed"
+        time.sleep(0.002)
+    assert work.wait() is True or work.wait() is None
+    assert work.is_success()
+    if start not in (start_reduce, start_send_recv):
+        assert same_memory(work.result(), outputs)
+
+
+@every_start
+def test_wait_twice_and_drop(start: Start) -> None:
+    work, _ = start(5)
+    work.wait()
+    work.wait(timedelta(seconds=5))
+    del work
+    start(5)[0].wait()
+
+
+def test_source_rank() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if size == 1:
+        with pytest.raises(ValueError):
+            dist.send(torch.ones(1), dst=0)
+        return
+    if rank == 0:
+        for _ in range(size - 1):
+            received = torch.zeros(2)
+            work = dist.irecv(received)
+            assert work is not None
+            work.wait()
+            assert received.tolist() == [work._source_rank()] * 2
+    else:
+        dist.send(torch.full((2,), float(rank)), dst=0)
+
+
+@small_and_large
+def test_tensors_are_kept(count: int) -> None:
+    """Nothing but the Work holds the tensors of a call; their memory is asked for again at once."""
+    size = dist.get_world_size()
+    works = []
+    for k in range(8):
+        tensor = torch.full((count,), float(k))
+        works.append(dist.all_reduce(tensor, async_op=True))
+        works.append(
+            dist.all_gather(
+                [torch.zeros(count) for _ in range(size)], torch.full((count,), 3.0), async_op=True
+            )
+        )
+        del tensor
+        gc.collect()
+        torch.full((count,), float("nan"))
+    for k, work in enumerate(works):
+        value = work.get_future().wait()
+        expected = [float(k // 2) * size] if k % 2 == 0 else [3.0] * size
+        assert all(filled(tensor, x) for tensor, x in zip(value, expected, strict=True))
+
+
+def test_works_dropped_at_once_still_run() -> None:
+    size = dist.get_world_size()
+    tensors = [torch.ones(count) for count in (3, LARGE, 5)]
+    for tensor in tensors:
+        dist.all_reduce(tensor, async_op=True)
+    dist.barrier()
+    assert all(filled(tensor, size) for tensor in tensors)
+
+
+@pytest.mark.xfail(strict=False, reason="races: a message lives only as long as its work")
+@small_and_large
+def test_send_dropped_at_once_still_arrives(count: int) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    received = torch.zeros(count)
+    if size == 1:
+        return
+    dist.isend(torch.full((count,), float(rank)), dst=(rank + 1) % size)
+    gc.collect()
+    torch.full((count,), float("nan"))
+    dist.recv(received, src=(rank - 1) % size)
+    assert filled(received, (rank - 1) % size)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("order", ["forward", "backward", "last only", "by rank"])
+def test_many_in_flight(order: str) -> None:
+    """A hundred calls of mixed sizes, waited for in other orders than issued."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    counts = [(1, 700, 5000, 30_000)[k % 4] for k in range(100)]
+    tensors = [torch.full((count,), float(k + rank)) for k, count in enumerate(counts)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    waited = {
+        "forward": works,
+        "backward": works[::-1],
+        "last only": works[-1:],
+        "by rank": works[rank::2] + works[::-1],
+    }[order]
+    for work in waited:
+        work.wait()
+    for k, tensor in enumerate(tensors):
+        assert filled(tensor, k * size + size * (size - 1) / 2), k
+
+
+def test_sequence_numbers() -> None:
+    """They count the collectives of the group, the same on every rank."""
+    backend = cpu_backend()
+    before = backend._get_sequence_number_for_group()
+    for _ in range(3):
+        dist.all_reduce(torch.ones(2))
+    dist.broadcast(torch.ones(LARGE), src=0)
+    assert backend._get_sequence_number_for_group() == before + 4
+    everyone: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, before)
+    assert everyone == [before] * len(everyone)
+
+
+PROFILED = {
+    "start_all_reduce": "hvd:all_reduce",
+    "start_reduce": "hvd:reduce",
+    "start_broadcast": "hvd:broadcast",
+    "start_all_gather": "hvd:all_gather",
+    "start_scatter": "hvd:scatter",
+    "start_reduce_scatter": "hvd:reduce_scatter",
+    "start_all_to_all": "hvd:all_to_all",
+    "start_barrier": "hvd:barrier",
+}
+
+
+@every_start
+@small_and_large
+def test_profiler(start: Start, count: int) -> None:
+    """One event for each call, under hvd:verb, with the shapes that went in."""
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as trace:
+        start(count)[0].wait()
+        dist.barrier()
+    named = [event for event in trace.events() if event.name.startswith("hvd:")]
+    names = [event.name for event in named]
+    if start.__name__ in PROFILED:
+        assert names.count(PROFILED[start.__name__]) == 1 + (start is start_barrier), names
+    if start is start_all_reduce:
+        event = next(event for event in named if event.name == "hvd:all_reduce")
+        assert event.input_shapes == [[count]], event.input_shapes
+
+
+def test_threads_with_their_own_groups() -> None:
+    """Three Python threads, each with its own group, and the main thread on the default one."""
+    size = dist.get_world_size()
+    groups = [dist.new_group() for _ in range(3)]
+    wrong: list[object] = []
+
+    def work(number: int, group: dist.ProcessGroup | None) -> None:
+        for k in range(60):
+            tensor = torch.full((1 + 5000 * (k % 3),), float(k + number))
+            dist.all_reduce(tensor, group=group)
+            if not filled(tensor, (k + number) * size):
+                wrong.append((number, k, tensor))
+
+    threads = [threading.Thread(target=work, args=(n, group)) for n, group in enumerate(groups)]
+    for thread in threads:
+        thread.start()
+    work(10, None)
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert not wrong, wrong[0]
+
+
+def test_wait_from_another_thread() -> None:
+    tensor = torch.ones(LARGE)
+    work = dist.all_reduce(tensor, async_op=True)
+    threads = [threading.Thread(target=work.wait) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert tensor[0] == dist.get_world_size()
+
+
+@small_and_large
+def test_callback_may_call_collectives(count: int) -> None:
+    """As communication hooks do: a second call is issued from the callback of the first."""
+    size = dist.get_world_size()
+    first = torch.ones(count)
+    second = torch.full((count,), 2.0)
+
+    def chain(_: object) -> dist.Work:
+        return dist.all_reduce(second, async_op=True)
+
+    next_work = dist.all_reduce(first, async_op=True).get_future().then(chain).wait()
+    next_work.wait()
+    assert first[0] == size and second[0] == 2 * size
+
+
+def test_callback_that_raises() -> None:
+    """The error stays in the future that `then` made; the Work and the group are well."""
+
+    def fail(_: object) -> None:
+        raise KeyError("from the callback")
+
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    with pytest.raises(RuntimeError, match="from the callback"):
+        work.get_future().then(fail).wait()
+    work.wait()
+    dist.barrier()

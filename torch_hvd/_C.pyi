@@ -1,0 +1,39 @@
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Backend, Store
+
+class Options:
+    """Settings of one process group, for `init_process_group(pg_options=...)` and `new_group`.
+
+    Args:
+        timeout: of its operations; c10d's `timeout=` argument takes precedence.
+        transport: "auto", or the name of the transport to use. HVD_TRANSPORT sets it for groups
+            that leave it "auto".
+    """
+
+    transport: str
+    _timeout: timedelta
+    group_name: str
+    global_ranks_in_group: list[int]
+    def __init__(self, *, timeout: timedelta = ..., transport: str = "auto") -> None: ...
+    def __copy__(self) -> Options: ...
+    def __deepcopy__(self, memo: dict[int, object]) -> Options: ...
+
+class ProcessGroupHVD(Backend):
+    """The c10d backend "hvd". Made by `torch_hvd._backend.create`.
+
+    Args:
+        store: keys are this group's own.
+        gloo: a connected ProcessGroupGloo used by nobody else; None in a group of one.
+        group: name of the group, for messages.
+    """
+
+    def __init__(
+        self, store: Store, gloo: Backend | None, options: Options, group: str
+    ) -> None: ...
+    @property
+    def options(self) -> Options: ...  # type: ignore[override]
+    def _set_default_timeout(self, timeout: timedelta) -> None: ...
+
+def shutdown_all() -> None:
+    """Shut down every group of this process that is still open."""

@@ -1,0 +1,68 @@
+"""`python -m torch_hvd`: how this copy was built, and what it finds here."""
+
+import os
+import platform
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import torch_hvd
+
+Fact = tuple[str, str]
+
+
+def _versions() -> Iterator[Fact]:
+    yield "torch_hvd", f"{torch_hvd.__version__} in {Path(torch_hvd.__file__).parent}"
+    yield "torch", str(torch.__version__)
+    yield "Python", f"{platform.python_version()} on {platform.platform()}"
+
+
+def _modules() -> Iterator[Fact]:
+    try:
+        from torch_hvd import _build, _load
+
+        assert _load._C
+        yield "_C", f"yes: torch {_build.TORCH_VERSION}, {_build.COMPILER}"
+    except ImportError as error:
+        yield "_C", f"no: {error}"
+    yield "_cuda", "no: not in this version of torch_hvd"
+
+
+def _transports() -> Iterator[Fact]:
+    if dist.is_available() and dist.is_gloo_available():
+        yield "gloo", "yes"
+    else:
+        yield "gloo", "no: this torch is built without it; install a torch wheel from PyPI"
+    for name in ("nccl", "mpi", "shm"):
+        yield name, "no: not in this version of torch_hvd, which has gloo"
+
+
+def _registration() -> Iterator[Fact]:
+    if not dist.is_available():
+        yield "import torch", "no: this torch is built without torch.distributed"
+    elif not entry_points(group="torch.backends", name="hvd"):
+        yield "import torch", "no: no entry point; run `pip install .`, or `import torch_hvd` first"
+    elif os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
+        yield "import torch", "no: TORCH_DEVICE_BACKEND_AUTOLOAD is off; `import torch_hvd` first"
+    else:
+        yield "import torch", "yes"
+
+
+def main() -> None:
+    sections = {
+        "versions": _versions(),
+        "modules built": _modules(),
+        "transports usable": _transports(),
+        "registered by": _registration(),
+    }
+    for title, facts in sections.items():
+        print(title)
+        for name, value in facts:
+            print(f"  {name:12}  {value}")
+
+
+if __name__ == "__main__":
+    main()

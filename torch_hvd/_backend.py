@@ -1,0 +1,67 @@
+"""What `init_process_group("hvd")` and `new_group` call to make a backend."""
+
+import atexit
+import copy
+import os
+from typing import Any
+
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from torch_hvd import _gloo
+from torch_hvd._load import _C
+
+TRANSPORTS = ("auto", "gloo")
+
+
+def _transport(requested: str, source: str) -> str:
+    if requested not in TRANSPORTS:
+        raise ValueError(
+            f"{source} is {requested!r}; the transports of this version are {', '.join(TRANSPORTS)}"
+        )
+    return "gloo" if requested == "auto" else requested
+
+
+def _own_store(store: Store, size: int) -> Store:
+    """The part of the store that belongs to this group and to no earlier one of its name.
+
+    c10d gives the same prefix again when a program destroys its groups and makes new ones.
+    """
+    generation = (store.add("hvd/generation", 1) - 1) // size
+    return PrefixStore(f"hvd/{generation}", store)
+
+
+def create(opts: Any, pg_options: Any) -> Any:
+    """Make the backend of one process group.
+
+    Args:
+        opts: c10d's DistributedBackendOptions: store, group_rank, group_size, timeout, group_id.
+        pg_options: a `torch_hvd.Options`, or None.
+
+    Raises:
+        TypeError: `pg_options` is of another type.
+        ValueError: `HVD_TRANSPORT` or `Options.transport` names no transport of this version.
+    """
+    if pg_options is None:
+        options = _C.Options()
+    elif isinstance(pg_options, _C.Options):
+        options = copy.copy(pg_options)  # its owner may give it to several groups
+    else:
+        raise TypeError(
+            f'pg_options of the backend "hvd" is {pg_options!r}; it takes a torch_hvd.Options'
+        )
+    if options.transport == "auto" and "HVD_TRANSPORT" in os.environ:
+        transport = _transport(os.environ["HVD_TRANSPORT"], "HVD_TRANSPORT")
+    else:
+        transport = _transport(options.transport, "Options.transport")
+
+    options._timeout = opts.timeout
+    rank, size = opts.group_rank, opts.group_size
+    store = _own_store(opts.store, size)
+    gloo = None
+    if size > 1 and transport == "gloo":
+        gloo = _gloo.connect(PrefixStore("gloo", store), rank, size, opts.timeout)
+    return _C.ProcessGroupHVD(store, gloo, options, str(opts.group_id))
+
+
+# A program may end without destroy_process_group; its threads must not.
+atexit.register(_C.shutdown_all)

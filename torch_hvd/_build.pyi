@@ -1,0 +1,4 @@
+"""Facts of the build; setup.py writes the module beside `_C`."""
+
+TORCH_VERSION: str
+COMPILER: str
