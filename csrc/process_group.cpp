@@ -417,10 +417,11 @@ ProcessGroupHVD::WorkPtr ProcessGroupHVD::send(
       engine_,
       c10d::OpType::SEND,
       "hvd:send",
+      peer,
       buffer,
       buffer,
-      engine_->transport().send(buffer, peer, tag),
-      options_->timeout);
+      options_->timeout,
+      [&](Transport& transport) { return transport.send(buffer, peer, tag); });
 }
 
 ProcessGroupHVD::WorkPtr ProcessGroupHVD::recv(
@@ -434,10 +435,11 @@ ProcessGroupHVD::WorkPtr ProcessGroupHVD::recv(
       engine_,
       c10d::OpType::RECV,
       "hvd:recv",
+      peer,
       buffer,
       tensors[0],
-      engine_->transport().recv(buffer, peer, tag),
-      options_->timeout);
+      options_->timeout,
+      [&](Transport& transport) { return transport.recv(buffer, peer, tag); });
 }
 
 ProcessGroupHVD::WorkPtr ProcessGroupHVD::recvAnysource(
@@ -449,10 +451,11 @@ ProcessGroupHVD::WorkPtr ProcessGroupHVD::recvAnysource(
       engine_,
       c10d::OpType::RECVANYSOURCE,
       "hvd:recvAnySource",
+      -1,
       buffer,
       tensors[0],
-      engine_->transport().recv_any(buffer, tag),
-      options_->timeout);
+      options_->timeout,
+      [&](Transport& transport) { return transport.recv_any(buffer, tag); });
 }
 
 ProcessGroupHVD::WorkPtr ProcessGroupHVD::barrier(

@@ -1,5 +1,7 @@
 #include "work.h"
 
+#include "common/error.h"
+
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 
@@ -20,6 +22,21 @@ void complete(
   } else {
     future.markCompleted(c10::IValue(results));
   }
+}
+
+/// A message that failed ends its group. Returns the message's own error.
+std::exception_ptr fail_group(
+    Engine& engine,
+    c10d::OpType type,
+    int peer,
+    const std::exception& error) {
+  std::string text =
+      type == c10d::OpType::SEND ? "hvd: send to" : "hvd: recv from";
+  text += peer < 0 ? " any rank" : " rank " + std::to_string(peer);
+  text += " failed on rank " + std::to_string(engine.transport().rank()) +
+      ": " + error.what();
+  engine.abort(text);
+  return backend_error(text);
 }
 
 } // namespace
@@ -146,16 +163,47 @@ MessageWork::MessageWork(
     std::shared_ptr<Engine> engine,
     c10d::OpType type,
     const char* title,
+    int peer,
     at::Tensor buffer,
     at::Tensor tensor,
-    RequestPtr request,
-    std::chrono::milliseconds timeout)
+    std::chrono::milliseconds timeout,
+    const Start& start)
     : WorkHVD(engine->transport().rank(), type, title, {tensor}, {tensor}),
       engine_(std::move(engine)),
+      type_(type),
+      peer_(peer),
       buffer_(std::move(buffer)),
       tensor_(std::move(tensor)),
-      timeout_(timeout),
-      request_(std::move(request)) {}
+      timeout_(timeout) {
+  try {
+    request_ = start(engine_->transport());
+  } catch (const std::exception& e) {
+    std::rethrow_exception(fail_group(*engine_, type_, peer_, e));
+  }
+}
+
+MessageWork::~MessageWork() {
+  if (type_ != c10d::OpType::SEND || request_ == nullptr ||
+      Work::isCompleted() || engine_->forked()) {
+    return;
+  }
+  // The transport drops a message whose request is gone.
+  auto keep = [engine = engine_.get(),
+               request = std::shared_ptr<Request>(std::move(request_)),
+               peer = peer_,
+               deadline = Clock::now() + timeout_] {
+    try {
+      request->wait(deadline);
+    } catch (const std::exception& e) {
+      fail_group(*engine, c10d::OpType::SEND, peer, e);
+    }
+  };
+  try {
+    engine_->run_apart(std::move(keep));
+  } catch (const std::system_error&) {
+    // No thread to be had: the message stays behind, as it may with Gloo.
+  }
+}
 
 void MessageWork::wait_until(Deadline deadline) {
   std::unique_lock<std::timed_mutex> lock(request_mutex_, deadline);
@@ -169,12 +217,7 @@ void MessageWork::wait_until(Deadline deadline) {
       tensor_.copy_(buffer_);
     }
   } catch (const std::exception& e) {
-    const std::string text = "hvd: rank " +
-        std::to_string(engine_->transport().rank()) + ": " + e.what();
-    engine_->abort(text);
-    error = std::make_exception_ptr(
-        c10::DistBackendError(
-            {__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, text));
+    error = fail_group(*engine_, type_, peer_, e);
   }
   const auto continuation = conclude(error);
   lock.unlock();

@@ -77,15 +77,20 @@ class CollectiveWork final : public WorkHVD {
 /// transport itself; a thread does so when somebody polls or asks for a future.
 class MessageWork final : public WorkHVD {
  public:
-  /// `copy_back`: the caller's tensor, where `buffer` only stands for it.
+  using Start = std::function<RequestPtr(Transport&)>;
+
+  /// `peer`: -1 for any. `tensor`: the caller's, for which `buffer` may stand.
   MessageWork(
       std::shared_ptr<Engine> engine,
       c10d::OpType type,
       const char* title,
+      int peer,
       at::Tensor buffer,
       at::Tensor tensor,
-      RequestPtr request,
-      std::chrono::milliseconds timeout);
+      std::chrono::milliseconds timeout,
+      const Start& start);
+  /// A send goes on without its work.
+  ~MessageWork() override;
 
   bool wait(std::chrono::milliseconds timeout) override;
   /// Asked again, it has a thread wait for the message: somebody is polling. A
@@ -99,6 +104,8 @@ class MessageWork final : public WorkHVD {
   void wait_apart();
 
   const std::shared_ptr<Engine> engine_;
+  const c10d::OpType type_;
+  const int peer_;
   const at::Tensor buffer_;
   const at::Tensor tensor_;
   const std::chrono::milliseconds timeout_;

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from rows import filled
 SMALL, LARGE = 4, 300_000  # float32 elements, before and past every cut-off for small tensors
 
 
+Result = TypeVar("Result")
 Call = Callable[[dist.ProcessGroup | None, int], object]
 
 
@@ -52,6 +54,16 @@ def check_group(group: dist.ProcessGroup | None = None) -> None:
         tensor = torch.ones(count)
         dist.all_reduce(tensor, group=group)
         assert filled(tensor, size), tensor
+
+
+def together(calls: Mapping[str, Callable[[], Result]]) -> dict[str, Result]:
+    """The results by name of calls that are made at once, each on a thread of its own."""
+    with ThreadPoolExecutor(len(calls)) as threads:
+        futures = {name: threads.submit(call) for name, call in calls.items()}
+    failed = {name: future.exception() for name, future in futures.items() if future.exception()}
+    for name, error in failed.items():
+        raise AssertionError(f"{name} (of {list(failed)}): {error}") from error
+    return {name: future.result() for name, future in futures.items()}
 
 
 def cpu_backend(group: dist.ProcessGroup | None = None) -> Any:

@@ -6,23 +6,33 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from calls import CALLS, LARGE, SMALL, expect_error
+from calls import CALLS, LARGE, SMALL, expect_error, together
 from ranks import Lost, RankPool
 
 
-def dies_while_others_wait(victim: int, call: str, count: int) -> None:
-    """The others are inside the call when the victim goes, with more calls behind it."""
-    CALLS[call](None, count)
-    if dist.get_rank() == victim:
-        time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGKILL)
-    behind = [dist.all_reduce(torch.ones(n), async_op=True) for n in (SMALL, LARGE) * 2]
+SYMMETRIC = ["all_reduce", "broadcast", "all_gather", "all_to_all", "barrier"]
+
+
+def used_groups(count: int) -> dict[str, dist.ProcessGroup]:
+    """A group for each call, which has made it once."""
+    groups = {call: dist.new_group() for call in SYMMETRIC}
+    for call, group in groups.items():
+        CALLS[call](group, count)
+    return groups
+
+
+def fails(victim: int, call: str, count: int, group: dist.ProcessGroup) -> None:
+    """The victim dies in or before the call; more calls are behind it."""
+    first = partial(CALLS[call], group, count)
+    behind = [dist.all_reduce(torch.ones(n), group=group, async_op=True) for n in (SMALL, LARGE)]
     for work in behind[::-1]:
+        assert work is not None
         text = expect_error(work.wait)
         assert "all_reduce" in text, text
         assert work.is_completed() and not work.is_success()
@@ -31,29 +41,42 @@ def dies_while_others_wait(victim: int, call: str, count: int) -> None:
         if dist.get_world_size() == 2:
             assert f"rank {victim}" in text, text
     for _ in range(2):
-        expect_error(lambda: CALLS[call](None, count), within=1)
+        expect_error(first, within=1)
 
 
-def dies_while_others_are_elsewhere(victim: int, call: str, count: int) -> None:
+def dies_while_others_wait(victim: int, count: int) -> None:
+    groups = used_groups(count)
+    if dist.get_rank() == victim:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    together({call: partial(fails, victim, call, count, group) for call, group in groups.items()})
+
+
+def finds_out(call: str, count: int, group: dist.ProcessGroup) -> None:
+    """A broadcast may get along without the victim, but not the barrier behind it."""
+    expect_error(lambda: (CALLS[call](group, count), dist.barrier(group)))
+
+
+def dies_while_others_are_elsewhere(victim: int, count: int) -> None:
     """Nobody is in a call when the victim goes; the next one that needs it finds out."""
-    CALLS[call](None, count)
+    groups = used_groups(count)
     if dist.get_rank() == victim:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(1)
-    expect_error(lambda: (CALLS[call](None, count), dist.barrier()))
+    together({call: partial(finds_out, call, count, group) for call, group in groups.items()})
 
 
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("count", [SMALL, LARGE])
-@pytest.mark.parametrize("call", ["all_reduce", "broadcast", "all_gather", "all_to_all", "barrier"])
+@pytest.mark.parametrize("first_dies", [True, False])
 @pytest.mark.parametrize(
     "scene", [dies_while_others_wait, dies_while_others_are_elsewhere], ids=lambda s: s.__name__
 )
 def test_killed_rank(
-    pool: RankPool, scene: Callable[[int, str, int], None], call: str, count: int
+    pool: RankPool, scene: Callable[[int, int], None], first_dies: bool, count: int
 ) -> None:
-    victim = pool.size - 1 if count == SMALL else 0
-    results = pool.run(scene, victim, call, count, lost=[victim])
+    victim = 0 if first_dies else pool.size - 1
+    results = pool.run(scene, victim, count, lost=[victim])
     assert results[victim] == Lost(-signal.SIGKILL)
 
 
@@ -64,9 +87,7 @@ def dies_in_a_conversation(victim: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     text = expect_error(lambda: dist.recv(torch.zeros(3), src=victim))
     assert "recv" in text and f"rank {victim}" in text, text
-    work = dist.irecv(torch.zeros(3), src=victim)
-    assert work is not None
-    expect_error(work.wait)
+    expect_error(lambda: dist.recv(torch.zeros(3), src=victim), within=1)
 
 
 @pytest.mark.ranks(2, 3)

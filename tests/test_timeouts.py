@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from calls import CALLS, expect_error
+from calls import CALLS, Call, expect_error, together
 from ranks import RankPool
 
 pytestmark = pytest.mark.ranks(2, 3)
@@ -24,58 +25,63 @@ def expect_timeout(operation: str, call: Callable[[], object], at_least: float =
     return text
 
 
-def lonely(call: Callable[[dist.ProcessGroup], object], operation: str, timeout: timedelta) -> str:
-    """Rank 0 makes the call in a new group, the others stay away until it has failed."""
-    group = dist.new_group(timeout=timeout)
-    text = ""
+def lonely(calls: dict[str, Call], count: int, timeout: timedelta) -> None:
+    """Rank 0 makes each call in a new group; the others stay away until all have failed.
+
+    The last word of a call's name is the operation that its error must name.
+    """
+    groups = {name: dist.new_group(timeout=timeout) for name in calls}
     if dist.get_rank() == 0:
-        text = expect_timeout(operation, lambda: call(group))
+        together(
+            {
+                name: partial(expect_timeout, name.split()[-1], partial(call, groups[name], count))
+                for name, call in calls.items()
+            }
+        )
     dist.barrier()
-    return text
 
 
 @pytest.mark.parametrize("count", [3, 300_000])
-@pytest.mark.parametrize("operation", CALLS)
-def test_group_timeout(operation: str, count: int) -> None:
-    lonely(lambda group: CALLS[operation](group, count), operation, SHORT)
+def test_group_timeout(count: int) -> None:
+    lonely(CALLS, count, SHORT)
+
+
+def with_set_timeout(group: dist.ProcessGroup | None, count: int) -> None:
+    assert group is not None
+    group.set_timeout(SHORT)
+    dist.all_reduce(torch.ones(count), group=group)
+
+
+def with_options(group: dist.ProcessGroup | None, count: int) -> None:
+    assert group is not None
+    options = dist.AllreduceOptions()
+    options.timeout = SHORT
+    group.allreduce([torch.ones(count)], options).wait()
+
+
+def with_barrier_options(group: dist.ProcessGroup | None, count: int) -> None:
+    assert group is not None
+    options = dist.BarrierOptions()
+    options.timeout = SHORT
+    group.barrier(options).wait()
+
+
+def with_wait(group: dist.ProcessGroup | None, count: int) -> None:
+    work = dist.all_reduce(torch.ones(count), group=group, async_op=True)
+    assert work is not None
+    work.wait(SHORT)
 
 
 @pytest.mark.parametrize("count", [3, 300_000])
-def test_set_timeout(count: int) -> None:
-    def call(group: dist.ProcessGroup) -> None:
-        group.set_timeout(SHORT)
-        dist.all_reduce(torch.ones(count), group=group)
-
-    lonely(call, "all_reduce", timedelta(seconds=30))
-
-
-@pytest.mark.parametrize("count", [3, 300_000])
-def test_operation_timeout(count: int) -> None:
-    def call(group: dist.ProcessGroup) -> None:
-        options = dist.AllreduceOptions()
-        options.timeout = SHORT
-        group.allreduce([torch.ones(count)], options).wait()
-
-    lonely(call, "all_reduce", timedelta(seconds=30))
-
-
-def test_barrier_timeout() -> None:
-    def call(group: dist.ProcessGroup) -> None:
-        options = dist.BarrierOptions()
-        options.timeout = SHORT
-        group.barrier(options).wait()
-
-    lonely(call, "barrier", timedelta(seconds=30))
-
-
-@pytest.mark.parametrize("count", [3, 300_000])
-def test_wait_timeout(count: int) -> None:
-    """wait(timeout) raises within it, though the group's timeout is far away."""
-    lonely(
-        lambda group: dist.all_reduce(torch.ones(count), group=group, async_op=True).wait(SHORT),
-        "all_reduce",
-        timedelta(seconds=30),
-    )
+def test_nearer_timeouts(count: int) -> None:
+    """The timeout of a call, a wait or `set_timeout` holds, though the group's is far away."""
+    calls: dict[str, Call] = {
+        "set_timeout all_reduce": with_set_timeout,
+        "options all_reduce": with_options,
+        "options barrier": with_barrier_options,
+        "wait all_reduce": with_wait,
+    }
+    lonely(calls, count, timedelta(seconds=30))
 
 
 @pytest.mark.parametrize("count", [3, 300_000])

@@ -121,7 +121,6 @@ def test_works_dropped_at_once_still_run() -> None:
     assert all(filled(tensor, size) for tensor in tensors)
 
 
-@pytest.mark.xfail(strict=False, reason="races: a message lives only as long as its work")
 @small_and_large
 def test_send_dropped_at_once_still_arrives(count: int) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()

@@ -1,6 +1,7 @@
 #include "engine/engine.h"
 
 #include "collectives/contribution.h"
+#include "common/error.h"
 #include "common/fork.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -25,15 +26,19 @@ constexpr int64_t kMaxFrameBytes = 64 * 1024;
 constexpr size_t kLargeInFlight = 2;
 
 // How long an operation is stuck before the ranks compare where they are.
-constexpr std::chrono::seconds kFirstLook{2};
+constexpr std::chrono::seconds kFirstLook{1};
 constexpr std::chrono::seconds kLongestLook{60};
 // How long an error message waits for the word of the other ranks.
 constexpr std::chrono::seconds kPatience{2};
 
-std::exception_ptr backend_error(const std::string& message) {
-  return std::make_exception_ptr(
-      c10::DistBackendError(
-          {__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message));
+void join_all(std::vector<std::thread> threads) {
+  for (auto& thread : threads) {
+    if (thread.get_id() == std::this_thread::get_id()) {
+      thread.detach(); // called from a callback; the thread keeps the engine
+    } else {
+      thread.join();
+    }
+  }
 }
 
 /// The engine whose background thread this is, if any.
@@ -42,9 +47,9 @@ thread_local const Engine* background_of = nullptr;
 } // namespace
 
 template <typename Body>
-void Engine::add_thread(Body body) {
-  threads_.emplace_back([self = shared_from_this(),
-                         body = std::move(body)]() mutable { body(*self); });
+std::thread Engine::make_thread(Body body) {
+  return std::thread([self = shared_from_this(),
+                      body = std::move(body)]() mutable { body(*self); });
 }
 
 Engine::Engine(std::unique_ptr<Transport> transport, Witness witness)
@@ -68,7 +73,7 @@ void Engine::submit(const std::shared_ptr<Operation>& operation) {
     queue_.push_back({operation, &collective, nullptr, {}});
   }
   if (submitted_ == operation->collectives.size() && transport_->size() > 1) {
-    add_thread([](Engine& engine) { engine.watch(); });
+    threads_.push_back(make_thread([](Engine& engine) { engine.watch(); }));
   }
   start_ready(lock, aftermath);
   conclude(lock, aftermath);
@@ -294,12 +299,21 @@ void Engine::run_apart(std::function<void()> body) {
   if (stop_) {
     return;
   }
-  ++threads_apart_;
-  add_thread([body = std::move(body)](Engine& engine) mutable {
-    std::exchange(body, nullptr)();
-    Lock relock(engine.mutex_);
-    --engine.threads_apart_;
-  });
+  join_all(std::exchange(threads_over_, {}));
+  threads_apart_.push_back(
+      make_thread([body = std::move(body)](Engine& engine) mutable {
+        std::exchange(body, nullptr)();
+        Lock relock(engine.mutex_);
+        auto& apart = engine.threads_apart_;
+        const auto self =
+            std::find_if(apart.begin(), apart.end(), [](const auto& thread) {
+              return thread.get_id() == std::this_thread::get_id();
+            });
+        if (self != apart.end()) { // shutdown() may have taken it
+          engine.threads_over_.push_back(std::move(*self));
+          apart.erase(self);
+        }
+      }));
 }
 
 void Engine::shutdown() noexcept {
@@ -318,21 +332,19 @@ void Engine::shutdown() noexcept {
       }
     }
     stop_ = true;
-    threads.swap(threads_);
-    if (threads_apart_ > 0) {
+    const bool some_wait_apart = !threads_apart_.empty();
+    for (auto* some : {&threads_, &threads_apart_, &threads_over_}) {
+      std::move(some->begin(), some->end(), std::back_inserter(threads));
+      some->clear();
+    }
+    if (some_wait_apart) {
       lock.unlock();
       transport_->abort(); // nothing else ends a receive that nobody serves
     }
   }
   work_ready_.notify_all();
   stopped_.notify_all();
-  for (auto& thread : threads) {
-    if (thread.get_id() == std::this_thread::get_id()) {
-      thread.detach(); // called from a callback; the thread keeps the engine
-    } else {
-      thread.join();
-    }
-  }
+  join_all(std::move(threads));
 }
 
 void Engine::abort(const std::string& reason) noexcept {
@@ -408,16 +420,23 @@ std::string Engine::explain(const Item& item, const std::string& error) {
     out << "timed out after " << collective.timeout.count() << " ms. ";
   }
   std::lock_guard<std::mutex> guard(witness_mutex_);
-  witness_.tell({collective.seq, collective.signature});
-  out << error
-      << ". Where the ranks were: " << witness_.report(witness_.ask(kPatience));
+  const Witness::Place place{collective.seq, collective.signature};
+  witness_.tell(place);
+  const auto places = witness_.ask(kPatience);
+  if (place.differs(places)) {
+    out << "the ranks called different collectives";
+  } else {
+    out << error;
+  }
+  out << ". Where the ranks were: " << witness_.report(places);
   return out.str();
 }
 
 void Engine::ensure_background_thread() {
   if (free_threads_ == 0 && !stop_) {
     ++free_threads_;
-    add_thread([](Engine& engine) { engine.background(); });
+    threads_.push_back(
+        make_thread([](Engine& engine) { engine.background(); }));
   }
 }
 
@@ -450,31 +469,19 @@ void Engine::watch() {
     interval = std::min(interval * 2, kLongestLook);
     const Witness::Place place{at, started_.front().collective->signature};
     lock.unlock();
-    const std::string mismatch = look_for_mismatch(place);
-    if (!mismatch.empty()) {
-      abort(mismatch);
+    if (differs_elsewhere(place)) {
+      // Whoever waits for the operation finds it failed, here and on every
+      // other rank, and explains why.
+      transport_->abort();
     }
     lock.lock();
   }
 }
 
-std::string Engine::look_for_mismatch(const Witness::Place& place) {
+bool Engine::differs_elsewhere(const Witness::Place& place) {
   std::lock_guard<std::mutex> guard(witness_mutex_);
   witness_.tell(place);
-  const auto places = witness_.ask(std::chrono::milliseconds(0));
-  const bool differ =
-      std::any_of(places.begin(), places.end(), [&](const auto& other) {
-        return other && other->seq == place.seq &&
-            other->signature != place.signature;
-      });
-  if (!differ) {
-    return {};
-  }
-  return "hvd: " + place.signature.describe() + ", number " +
-      std::to_string(place.seq) + " in process group " + witness_.group() +
-      ", is stuck on rank " + std::to_string(transport_->rank()) +
-      ": the ranks called different collectives. Where they were: " +
-      witness_.report(places);
+  return place.differs(witness_.ask(std::chrono::milliseconds(0)));
 }
 
 } // namespace hvd

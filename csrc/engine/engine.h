@@ -116,12 +116,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   [[noreturn]] void refuse(const std::string& call) const;
 
   template <typename Body>
-  void add_thread(Body body);
+  std::thread make_thread(Body body);
   void ensure_background_thread();
   void background();
   void watch();
-  /// An error if the ranks are stuck in different collectives, else nothing.
-  std::string look_for_mismatch(const Witness::Place& place);
+  /// Whether another rank has said that it called something else in this place.
+  bool differs_elsewhere(const Witness::Place& place);
 
   const std::unique_ptr<Transport> transport_;
   const int fork_depth_;
@@ -149,7 +149,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::exception_ptr error_; ///< what the group failed of
   std::string failure_; ///< its text
   std::vector<std::thread> threads_;
-  size_t threads_apart_ = 0;
+  std::vector<std::thread> threads_apart_;
+  std::vector<std::thread> threads_over_; ///< apart before, now to be joined
   size_t free_threads_ = 0; ///< background threads outside user code
 };
 

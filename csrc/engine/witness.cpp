@@ -1,6 +1,12 @@
 #include "engine/witness.h"
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <algorithm>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <random>
 #include <sstream>
 #include <thread>
 
@@ -13,7 +19,43 @@ constexpr std::chrono::milliseconds kPollInterval{20};
 
 static_assert(std::is_trivially_copyable_v<Witness::Place>);
 
+std::vector<uint8_t> random_name() {
+  std::random_device random;
+  std::ostringstream out;
+  out << std::hex << random() << random() << random() << random();
+  const auto text = out.str();
+  return {text.begin(), text.end()};
+}
+
+/// A connection that no other code blocks in. All groups of the process share
+/// it: making one is dear, as torch's server looks each client's name up.
+c10::intrusive_ptr<c10d::Store> second_connection(
+    const c10::intrusive_ptr<c10d::Store>& store) {
+  static std::mutex mutex;
+  static std::map<c10d::Store*, c10::weak_intrusive_ptr<c10d::Store>> made;
+  std::lock_guard<std::mutex> lock(mutex);
+  // Whoever has the second connection keeps the first: no address comes again.
+  const auto found = made.find(store.get());
+  if (found != made.end()) {
+    if (auto connection = found->second.lock()) {
+      return connection;
+    }
+    made.erase(found);
+  }
+  auto connection = store->clone();
+  connection->setTimeout(kStoreTimeout);
+  made.emplace(store.get(), c10::weak_intrusive_ptr<c10d::Store>(connection));
+  return connection;
+}
+
 } // namespace
+
+bool Witness::Place::differs(
+    const std::vector<std::optional<Place>>& others) const {
+  return std::any_of(others.begin(), others.end(), [this](const auto& other) {
+    return other && other->seq == seq && other->signature != signature;
+  });
+}
 
 Witness::Witness(
     c10::intrusive_ptr<c10d::Store> store,
@@ -23,16 +65,23 @@ Witness::Witness(
     : group_store_(std::move(store)),
       rank_(rank),
       size_(size),
-      group_(std::move(group)) {}
+      group_(std::move(group)) {
+  // The ranks agree on a name under which the bare store knows this group.
+  const auto name = group_store_->compareSet("name", {}, random_name());
+  name_.assign(name.begin(), name.end());
+}
 
 std::string Witness::key(int rank) const {
-  return "place/" + std::to_string(rank);
+  return "hvd/place/" + name_ + '/' + std::to_string(rank);
 }
 
 c10d::Store& Witness::store() {
   if (!own_store_) {
-    own_store_ = group_store_->clone();
-    own_store_->setTimeout(kStoreTimeout);
+    auto base = group_store_;
+    if (auto* prefix = dynamic_cast<c10d::PrefixStore*>(base.get())) {
+      base = prefix->getUnderlyingNonPrefixStore();
+    }
+    own_store_ = second_connection(base);
   }
   return *own_store_;
 }

@@ -28,6 +28,9 @@ class Witness {
   struct Place {
     uint64_t seq = 0;
     Signature signature;
+
+    /// Whether one of `others` called something else in this place.
+    bool differs(const std::vector<std::optional<Place>>& others) const;
   };
 
   /// Lets the others know that this rank is at `place`.
@@ -45,11 +48,11 @@ class Witness {
 
  private:
   std::string key(int rank) const;
-  /// A connection of its own: another thread may be blocked in the group's.
   c10d::Store& store();
 
   c10::intrusive_ptr<c10d::Store> group_store_;
-  c10::intrusive_ptr<c10d::Store> own_store_;
+  c10::intrusive_ptr<c10d::Store> own_store_; ///< without the group's prefixes
+  std::string name_; ///< the group's, in own_store_
   int rank_;
   int size_;
   std::string group_;

@@ -171,12 +171,12 @@ RequestPtr GlooTransport::recv_any(const at::Tensor& buffer, int tag) {
 
 void GlooTransport::abort() noexcept {
   // ProcessGroupGloo has no abort. A receive that runs into its timeout closes
-  // every connection of the context, which fails all that is under way.
+  // every connection of the context, which fails all that is under way. It is
+  // one from any rank: from one that is dead it would fail, not time out.
   std::call_once(aborted_, [this] {
     try {
       std::vector<at::Tensor> one{at::empty({1}, at::kByte)};
-      gloo_->recv(one, rank() == 0 ? 1 : 0, kAbortTag)
-          ->wait(std::chrono::milliseconds(1));
+      gloo_->recvAnysource(one, kAbortTag)->wait(std::chrono::milliseconds(1));
     } catch (const std::exception&) {
       // Expected: that is how the connections get closed.
     }
