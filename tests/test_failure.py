@@ -15,7 +15,6 @@ import torch.distributed as dist
 from calls import CALLS, LARGE, SMALL, expect_error, together
 from ranks import Lost, RankPool
 
-
 SYMMETRIC = ["all_reduce", "broadcast", "all_gather", "all_to_all", "barrier"]
 
 
