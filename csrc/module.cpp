@@ -9,6 +9,7 @@
 #include "transport/solo.h"
 
 #include <pybind11/chrono.h>
+#include <pybind11/stl.h>
 
 namespace py = pybind11;
 
@@ -40,15 +41,28 @@ PYBIND11_MODULE(_C, m) {
   py::class_<hvd::Options, c10d::Backend::Options, OptionsPtr>(
       m, "Options", py::dynamic_attr())
       .def(
-          py::init([](Milliseconds timeout, const std::string& transport) {
+          py::init([](Milliseconds timeout,
+                      const std::string& transport,
+                      std::optional<int64_t> fusion_threshold,
+                      std::optional<int64_t> fusion_cutoff,
+                      std::optional<bool> check) {
             auto options = c10::make_intrusive<hvd::Options>(timeout);
             options->transport = transport;
+            options->fusion_threshold = fusion_threshold;
+            options->fusion_cutoff = fusion_cutoff;
+            options->check = check;
             return options;
           }),
           py::kw_only(),
           py::arg("timeout") = Milliseconds(kBackendDefaultTimeout),
-          py::arg("transport") = "auto")
+          py::arg("transport") = "auto",
+          py::arg("fusion_threshold") = py::none(),
+          py::arg("fusion_cutoff") = py::none(),
+          py::arg("check") = py::none())
       .def_readwrite("transport", &hvd::Options::transport)
+      .def_readwrite("fusion_threshold", &hvd::Options::fusion_threshold)
+      .def_readwrite("fusion_cutoff", &hvd::Options::fusion_cutoff)
+      .def_readwrite("check", &hvd::Options::check)
       .def(
           "__copy__",
           [](const hvd::Options& self) {

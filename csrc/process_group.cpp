@@ -48,6 +48,21 @@ class Registry {
   std::vector<std::shared_ptr<Engine>> buried_;
 };
 
+Engine::Settings settings(const Options& options, int size) {
+  // Beside the latency of two stages, sending everything to everyone costs
+  // (n - 1)(1 - 2 / n) times the tensor: nothing for two ranks, much for many.
+  constexpr int64_t kLongestFrame = 64 * 1024;
+  constexpr int64_t kFrameOfAllRanks = 256 * 1024;
+  Engine::Settings settings;
+  settings.limits.frame = std::min(kLongestFrame, kFrameOfAllRanks / size);
+  settings.limits.cutoff = options.fusion_cutoff.value();
+  settings.check = options.check.value();
+  // Checked one at a time, a collective that is wrong spoils no other.
+  settings.limits.fusion_threshold =
+      settings.check ? 0 : options.fusion_threshold.value();
+  return settings;
+}
+
 void check_lists(const char* verb, size_t count, size_t expected) {
   TORCH_CHECK(
       count == expected,
@@ -78,7 +93,7 @@ std::vector<at::Tensor> flattened(
 ProcessGroupHVD::ProcessGroupHVD(
     c10::intrusive_ptr<c10d::Store> store,
     std::unique_ptr<Transport> transport,
-    c10::intrusive_ptr<Options> options,
+    c10::intrusive_ptr<hvd::Options> options,
     const std::string& group)
     : Backend(transport->rank(), transport->size()),
       store_(std::move(store)),
@@ -87,7 +102,8 @@ ProcessGroupHVD::ProcessGroupHVD(
       engine_(
           std::make_shared<Engine>(
               std::move(transport),
-              Witness(store_, rank_, size_, group_))) {
+              Witness(store_, rank_, size_, group_),
+              settings(*options_, size_))) {
   Registry::instance().add(engine_);
 }
 

@@ -7,6 +7,7 @@
 #include "engine/engine.h"
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,12 @@ struct Options : c10d::Backend::Options {
 
   /// "auto", or the name of the one transport to use.
   std::string transport = "auto";
+
+  // Python gives a value to what is unset, from the environment. The same on
+  // every rank.
+  std::optional<int64_t> fusion_threshold; ///< bytes, see Limits
+  std::optional<int64_t> fusion_cutoff; ///< bytes, see Limits
+  std::optional<bool> check; ///< see Engine::Settings
 };
 
 /// The c10d backend "hvd": checks and translates the calls of c10d; the engine
@@ -38,7 +45,7 @@ class ProcessGroupHVD final : public c10d::Backend {
   ProcessGroupHVD(
       c10::intrusive_ptr<c10d::Store> store,
       std::unique_ptr<Transport> transport,
-      c10::intrusive_ptr<Options> options,
+      c10::intrusive_ptr<hvd::Options> options,
       const std::string& group);
   ~ProcessGroupHVD() override;
 
@@ -48,7 +55,7 @@ class ProcessGroupHVD final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override {
     return options_;
   }
-  c10::intrusive_ptr<Options> options() const {
+  c10::intrusive_ptr<hvd::Options> options() const {
     return options_;
   }
 
@@ -130,7 +137,7 @@ class ProcessGroupHVD final : public c10d::Backend {
   void check_peer(const char* verb, int peer);
 
   const c10::intrusive_ptr<c10d::Store> store_;
-  const c10::intrusive_ptr<Options> options_;
+  const c10::intrusive_ptr<hvd::Options> options_;
   const std::string group_;
   std::shared_ptr<Engine> engine_;
   std::atomic<uint64_t> monitored_barriers_{0};

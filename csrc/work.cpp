@@ -136,7 +136,7 @@ c10::intrusive_ptr<CollectiveWork> CollectiveWork::submit(
   if (caller_waits) {
     engine->drive_until_done(operation);
   } else {
-    engine->run_in_background();
+    engine->run_in_background(operation);
   }
   return work;
 }

@@ -7,15 +7,31 @@ class Options:
 
     Args:
         timeout: of its operations; c10d's `timeout=` argument takes precedence.
-        transport: "auto", or the name of the transport to use. HVD_TRANSPORT sets it for groups
-            that leave it "auto".
+        transport: "auto", or the name of the transport to use.
+        fusion_threshold: bytes that all_reduces fused together may have; 0 turns fusion off.
+        fusion_cutoff: bytes up to which an all_reduce is fused; a longer one travels alone.
+        check: compare what the ranks call before every collective.
+
+    What is left out comes from the environment, or is the default: see `torch_hvd._settings`. Apart
+    from the timeout, all ranks must have the same.
     """
 
     transport: str
+    fusion_threshold: int | None
+    fusion_cutoff: int | None
+    check: bool | None
     _timeout: timedelta
     group_name: str
     global_ranks_in_group: list[int]
-    def __init__(self, *, timeout: timedelta = ..., transport: str = "auto") -> None: ...
+    def __init__(
+        self,
+        *,
+        timeout: timedelta = ...,
+        transport: str = "auto",
+        fusion_threshold: int | None = None,
+        fusion_cutoff: int | None = None,
+        check: bool | None = None,
+    ) -> None: ...
     def __copy__(self) -> Options: ...
     def __deepcopy__(self, memo: dict[int, object]) -> Options: ...
 

@@ -7,18 +7,8 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from torch_hvd import _gloo
+from torch_hvd import _gloo, _settings
 from torch_hvd._load import _C
-
-TRANSPORTS = ("auto", "gloo")
-
-
-def _transport(requested: str, source: str) -> str:
-    if requested not in TRANSPORTS:
-        raise ValueError(
-            f"{source} is {requested!r}; the transports of this version are {', '.join(TRANSPORTS)}"
-        )
-    return "gloo" if requested == "auto" else requested
 
 
 def _own_store(store: Store, size: int) -> Store:
@@ -39,7 +29,8 @@ def create(opts: Any, pg_options: Any) -> Any:
 
     Raises:
         TypeError: `pg_options` is of another type.
-        ValueError: `HVD_TRANSPORT` or `Options.transport` names no transport of this version.
+        ValueError: a setting has a value that is not allowed, see `_settings.resolve`, or differs
+            from that of another rank.
     """
     if pg_options is None:
         options = _C.Options()
@@ -49,16 +40,15 @@ def create(opts: Any, pg_options: Any) -> Any:
         raise TypeError(
             f'pg_options of the backend "hvd" is {pg_options!r}; it takes a torch_hvd.Options'
         )
-    if options.transport == "auto" and "HVD_TRANSPORT" in os.environ:
-        transport = _transport(os.environ["HVD_TRANSPORT"], "HVD_TRANSPORT")
-    else:
-        transport = _transport(options.transport, "Options.transport")
-
+    settings = _settings.resolve(options, os.environ)
+    for name, value in settings.items():
+        setattr(options, name, value)
     options._timeout = opts.timeout
     rank, size = opts.group_rank, opts.group_size
     store = _own_store(opts.store, size)
+    _settings.agree(settings, store)
     gloo = None
-    if size > 1 and transport == "gloo":
+    if size > 1:
         gloo = _gloo.connect(PrefixStore("gloo", store), rank, size, opts.timeout)
     return _C.ProcessGroupHVD(store, gloo, options, str(opts.group_id))
 

@@ -8,30 +8,43 @@ namespace hvd {
 
 namespace {
 
+uint64_t hash(const Collective& collective) {
+  return collective.signature.hash(collective.seq);
+}
+
 FrameHeader read_header(const std::byte* frame) {
   FrameHeader header;
   std::memcpy(&header, frame, sizeof(header));
   return header;
 }
 
-} // namespace
-
-void Agreement::start(const Collective& collective) {
-  history_ += collective.signature.hash(collective.seq);
+bool is_single(const FrameHeader& header) {
+  return header.batch == header.signature.hash(header.seq);
 }
 
-FrameHeader Agreement::header(const Collective& collective, uint64_t tail)
-    const {
+} // namespace
+
+uint64_t Agreement::enlist(const Collective& collective) {
+  const uint64_t before = history_;
+  history_ += hash(collective);
+  return before;
+}
+
+FrameHeader Agreement::header(const Batch& batch, uint64_t tail) const {
+  const auto& first = batch.items[0];
   FrameHeader header;
-  header.seq = collective.seq;
+  header.seq = first.collective->seq;
   header.tail = tail;
-  header.history = history_;
-  header.signature = collective.signature;
+  header.history = first.history - taken_out_;
+  for (const auto& item : batch.items) {
+    header.batch += hash(*item.collective);
+  }
+  header.signature = first.collective->signature;
   return header;
 }
 
-void Agreement::check(
-    const Collective& collective,
+bool Agreement::check(
+    const Batch& batch,
     const std::vector<const std::byte*>& frames) {
   std::vector<FrameHeader> headers;
   headers.reserve(frames.size());
@@ -44,14 +57,25 @@ void Agreement::check(
     });
   };
   const bool same_place = all_equal([](const auto& h) { return h.seq; });
-  const bool same_call = all_equal([](const auto& h) { return h.signature; });
   const bool same_past = all_equal([](const auto& h) { return h.history; });
-  if (same_place && same_call && same_past) {
-    return;
+  if (same_place && same_past) {
+    const uint64_t cut_from = agreed_;
+    for (const auto& header : headers) {
+      agreed_ =
+          &header == &headers[0] ? header.tail : std::min(agreed_, header.tail);
+    }
+    if (all_equal([](const auto& h) { return h.batch; })) {
+      return true;
+    }
+    if (!std::all_of(headers.begin(), headers.end(), is_single)) {
+      one_by_one_until_ = cut_from;
+      return false;
+    }
   }
+  const auto& first = *batch.items[0].collective;
   std::ostringstream text;
   if (same_place && same_past) {
-    text << "the ranks called different collectives in place " << collective.seq
+    text << "the ranks called different collectives in place " << first.seq
          << " of the group's sequence:";
   } else {
     text << "the ranks are out of step, an earlier collective was not the same "
@@ -67,7 +91,7 @@ void Agreement::check(
   if (!same_place || !same_past) {
     throw std::runtime_error(text.str());
   }
-  history_ -= collective.signature.hash(collective.seq);
+  taken_out_ += hash(first);
   throw Mismatch(text.str());
 }
 

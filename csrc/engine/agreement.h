@@ -1,22 +1,20 @@
 #pragma once
 
-#include "common/collective.h"
+#include "engine/operation.h"
 
-#include <atomic>
 #include <cstddef>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 namespace hvd {
 
 /// What precedes the payload of every frame: one cache line.
 struct alignas(64) FrameHeader {
-  uint64_t seq = 0; ///< place of the collective in the group's sequence
-  uint64_t tail = 0; ///< the last collective this rank has submitted
-  uint64_t history = 0; ///< of everything started before, see Agreement
-  int64_t payload_bytes = 0;
-  Signature signature;
+  uint64_t seq = 0; ///< of the first collective of the batch
+  uint64_t tail = 0; ///< collectives that this rank has ready, see Agreement
+  uint64_t history = 0; ///< hash of everything before `seq`
+  uint64_t batch = 0; ///< hash of the batch
+  Signature signature; ///< of its first collective
 };
 static_assert(sizeof(FrameHeader) == 64);
 
@@ -28,29 +26,44 @@ class Mismatch : public std::runtime_error {
 };
 
 /// One rank's side of the agreement that travels in frame headers: all ranks
-/// run the same collectives in the same order.
+/// run the same collectives in the same order, and cut the same batches.
 ///
-/// Threads: one may start() while another check()s.
+/// c10d promises that the ranks submit the same collectives in one order, not
+/// that they do so at the same time. The first of the queue may run at any
+/// time, for every rank will run it; what travels with it must be ready on
+/// every rank. Each header says how much is ready on its sender. The least of
+/// those numbers, which all ranks learn from the same frames, bounds the next
+/// batch.
+///
+/// Not thread-safe.
 class Agreement {
  public:
-  /// Takes note that this rank starts a collective, the next in sequence.
-  void start(const Collective& collective);
+  /// Takes note of the next collective in sequence; returns the hash of all
+  /// before it.
+  uint64_t enlist(const Collective& collective);
 
-  /// The header of the frame that carries `collective`, which start() has not
-  /// seen yet. `tail`: see FrameHeader.
-  FrameHeader header(const Collective& collective, uint64_t tail) const;
+  /// Collectives with numbers below this one may be cut together now.
+  uint64_t bound(uint64_t first) const {
+    return first < one_by_one_until_ ? first + 1 : agreed_;
+  }
 
-  /// Compares the frames of all ranks. Throws Mismatch, which says what each
-  /// rank called, on every rank alike; or std::runtime_error if the ranks have
+  /// `tail`: see FrameHeader.
+  FrameHeader header(const Batch& batch, uint64_t tail) const;
+
+  /// Compares the frames of all ranks. Returns true if they are of one batch,
+  /// false if the batch must be cut into single collectives to find the one
+  /// that differs. Throws Mismatch if that is found, which says what each rank
+  /// called, on every rank alike; or std::runtime_error if the ranks have
   /// parted before.
-  void check(
-      const Collective& collective,
-      const std::vector<const std::byte*>& frames);
+  bool check(const Batch& batch, const std::vector<const std::byte*>& frames);
 
  private:
-  /// Sum of Signature::hash over all that was started. A sum, so that one
+  /// Sum of Signature::hash over all that was enlisted. A sum, so that one
   /// collective found different can be taken out again.
-  std::atomic<uint64_t> history_{0};
+  uint64_t history_ = 0;
+  uint64_t taken_out_ = 0;
+  uint64_t agreed_ = 0;
+  uint64_t one_by_one_until_ = 0;
 };
 
 } // namespace hvd

@@ -1,6 +1,5 @@
 #include "engine/engine.h"
 
-#include "collectives/contribution.h"
 #include "common/error.h"
 #include "common/fork.h"
 
@@ -16,14 +15,6 @@
 namespace hvd {
 
 namespace {
-
-// A frame carries what all ranks contribute to everyone, so its share of the
-// wire grows with the group; up to here that is still faster than two stages.
-constexpr int64_t kFrameBytesPerRank = 16 * 1024;
-constexpr int64_t kMaxFrameBytes = 64 * 1024;
-
-// Two large operations in flight hide the gaps between them.
-constexpr size_t kLargeInFlight = 2;
 
 // How long an operation is stuck before the ranks compare where they are.
 constexpr std::chrono::seconds kFirstLook{1};
@@ -41,8 +32,8 @@ void join_all(std::vector<std::thread> threads) {
   }
 }
 
-/// The engine whose background thread this is, if any.
-thread_local const Engine* background_of = nullptr;
+/// The track whose background thread this is, if any.
+thread_local const Track* background_of = nullptr;
 
 } // namespace
 
@@ -52,10 +43,27 @@ std::thread Engine::make_thread(Body body) {
                       body = std::move(body)]() mutable { body(*self); });
 }
 
-Engine::Engine(std::unique_ptr<Transport> transport, Witness witness)
+Engine::Engine(
+    std::unique_ptr<Transport> transport,
+    Witness witness,
+    const Settings& settings)
     : transport_(std::move(transport)),
+      settings_(settings),
       fork_depth_(fork_depth()),
-      witness_(std::move(witness)) {}
+      witness_(std::move(witness)),
+      frames_(*transport_, settings.limits),
+      large_(*transport_),
+      tracks_{&frames_, &large_} {}
+
+Track& Engine::track_of(const Collective& collective) {
+  const bool framed = transport_->size() > 1 &&
+      (settings_.check || is_small(collective, settings_.limits));
+  return framed ? static_cast<Track&>(frames_) : large_;
+}
+
+bool Engine::is_idle(const Track& track) const {
+  return failing_ || track.finishing || track.started.empty();
+}
 
 void Engine::submit(const std::shared_ptr<Operation>& operation) {
   const auto& first = operation->collectives[0].signature;
@@ -67,231 +75,270 @@ void Engine::submit(const std::shared_ptr<Operation>& operation) {
   if (error_ || closed_) {
     refuse(first.describe());
   }
+  if (submitted_ == 0 && transport_->size() > 1) {
+    threads_.push_back(make_thread([](Engine& engine) { engine.watch(); }));
+  }
   operation->remaining = operation->collectives.size();
   for (auto& collective : operation->collectives) {
     collective.seq = submitted_++;
-    queue_.push_back({operation, &collective, nullptr, {}});
+    waiting_.push_back({operation, &collective, frames_.enlist(collective)});
+    pending_.push_back({operation, false, nullptr});
   }
-  if (submitted_ == operation->collectives.size() && transport_->size() > 1) {
-    threads_.push_back(make_thread([](Engine& engine) { engine.watch(); }));
+  admit();
+  for (auto* track : tracks_) {
+    start_ready(lock, *track, aftermath);
   }
-  start_ready(lock, aftermath);
   conclude(lock, aftermath);
 }
 
 void Engine::drive_until_done(const Operation& operation) {
   Lock lock(mutex_);
   while (!operation.done) {
-    if (finishing_ || started_.empty()) {
+    // Only where the operation is: the other track may be waiting for long.
+    const auto driven = std::find_if(
+        operation.collectives.begin(),
+        operation.collectives.end(),
+        [this](const auto& part) { return !is_idle(track_of(part)); });
+    if (driven == operation.collectives.end()) {
       progress_.wait(lock);
     } else {
-      work_off(lock);
+      work_off(lock, track_of(*driven));
     }
   }
 }
 
 bool Engine::wait_until_done(const Operation& operation, Deadline deadline) {
-  run_in_background();
+  run_in_background(operation);
   Lock lock(mutex_);
   return progress_.wait_until(lock, deadline, [&] { return operation.done; });
 }
 
-void Engine::run_in_background() {
+void Engine::run_in_background(const Operation& operation) {
   Lock lock(mutex_);
-  ensure_background_thread();
-  work_ready_.notify_one();
+  for (const auto& collective : operation.collectives) {
+    Track& track = track_of(collective);
+    ensure_background_thread(track);
+    track.work_ready.notify_one();
+  }
 }
 
-bool Engine::is_small(const Collective& collective) const {
-  const int64_t bytes = contribution_bytes(collective);
-  const int64_t limit =
-      std::min(kFrameBytesPerRank * transport_->size(), kMaxFrameBytes);
-  return transport_->size() > 1 && bytes >= 0 && bytes <= limit;
+void Engine::admit() {
+  while (!waiting_.empty() && memory_.take(*waiting_.front().collective)) {
+    track_of(*waiting_.front().collective)
+        .queue.push_back(std::move(waiting_.front()));
+    waiting_.pop_front();
+  }
 }
 
-bool Engine::has_room(const Collective& collective) const {
-  return is_small(collective) ? small_started_ == 0
-                              : large_started_ < kLargeInFlight;
-}
-
-void Engine::start_ready(Lock& lock, Aftermath& aftermath) {
-  if (starting_) {
+void Engine::start_ready(Lock& lock, Track& track, Aftermath& aftermath) {
+  if (track.starting) {
     return; // that thread will see what this one has queued
   }
-  starting_ = true;
-  while (!error_ && !queue_.empty() && has_room(*queue_.front().collective)) {
-    Item item = std::move(queue_.front());
-    queue_.pop_front();
-    ++(is_small(*item.collective) ? small_started_ : large_started_);
-    const uint64_t tail = submitted_ - 1;
+  track.starting = true;
+  while (!failing_ && !track.queue.empty()) {
+    Batch batch = track.next(submitted_ - waiting_.size());
+    if (batch.items.empty()) {
+      break;
+    }
+    std::string error;
     lock.unlock();
-    std::string failure;
     try {
-      start(item, tail);
+      start(track, batch);
     } catch (const std::exception& e) {
-      transport_->abort();
-      failure = explain(item, e.what());
+      error = e.what();
     }
     lock.lock();
-    started_.push_back(std::move(item));
-    if (!failure.empty()) {
-      fail(failure);
+    track.started.push_back(std::move(batch));
+    if (!error.empty()) {
+      give_up(lock, track.started.back(), error);
     }
   }
-  starting_ = false;
+  track.starting = false;
   fail_pending(lock, aftermath);
 }
 
-void Engine::start(Item& item, uint64_t tail) {
+void Engine::start(Track& track, Batch& batch) {
   // Results are data, whoever drives: autograd must not see them written.
   at::AutoDispatchBelowADInplaceOrView untracked;
-  const Collective& collective = *item.collective;
-  item.deadline = Clock::now() + collective.timeout;
-  if (is_small(collective)) {
-    if (!frames_) {
-      frames_.emplace(*transport_, sizeof(FrameHeader) + kMaxFrameBytes);
-    }
-    FrameHeader header = agreement_.header(collective, tail);
-    header.payload_bytes =
-        write_contribution(collective, frames_->outgoing() + sizeof(header));
-    std::memcpy(frames_->outgoing(), &header, sizeof(header));
-    frames_->post(static_cast<int64_t>(sizeof(header)) + header.payload_bytes);
-  } else {
-    item.running = hvd::start(collective, *transport_);
+  auto timeout = batch.items[0].collective->timeout;
+  for (const auto& item : batch.items) {
+    timeout = std::min(timeout, item.collective->timeout);
   }
-  agreement_.start(collective);
+  batch.deadline = Clock::now() + timeout;
+  track.start(batch);
 }
 
-void Engine::finish(Item& item) {
+bool Engine::finish(Track& track, Batch& batch) {
   // Results are data, whoever drives: autograd must not see them written.
   at::AutoDispatchBelowADInplaceOrView untracked;
-  const Collective& collective = *item.collective;
-  if (item.running) {
-    item.running->finish(item.deadline);
-  } else {
-    auto frames = frames_->collect(item.deadline);
-    agreement_.check(collective, frames);
-    for (auto& frame : frames) {
-      frame += sizeof(FrameHeader);
+  if (!track.finish(batch)) {
+    return false;
+  }
+  for (const auto& item : batch.items) {
+    for (const auto& [to, from] : item.collective->copy_back) {
+      to.copy_(from);
     }
-    apply_contributions(collective, transport_->rank(), frames);
   }
-  for (const auto& [to, from] : collective.copy_back) {
-    to.copy_(from);
-  }
+  return true;
 }
 
-void Engine::finish_front(Lock& lock, Aftermath& aftermath) {
-  finishing_ = true;
-  Item& front = started_.front(); // stays put: others only push at the back
+void Engine::finish_front(Lock& lock, Track& track, Aftermath& aftermath) {
+  track.finishing = true;
+  Batch& front = track.started.front(); // stays put: others push at the back
   std::exception_ptr error;
   std::string failure;
-  if (!error_) {
-    lock.unlock();
-    try {
-      finish(front);
-    } catch (const Mismatch& e) {
-      error = backend_error(
-          "hvd: on rank " + std::to_string(transport_->rank()) + ": " +
-          e.what());
-    } catch (const std::exception& e) {
-      transport_->abort();
-      failure = explain(front, e.what());
-    }
-    lock.lock();
+  bool finished = true;
+  lock.unlock();
+  try {
+    finished = finish(track, front);
+  } catch (const Mismatch& e) {
+    error = backend_error(
+        "hvd: on rank " + std::to_string(transport_->rank()) + ": " + e.what());
+  } catch (const std::exception& e) {
+    failure = e.what();
   }
+  lock.lock();
   if (!failure.empty()) {
-    fail(failure);
+    give_up(lock, front, failure);
+  } else if (!failing_) {
+    Batch batch = std::move(front);
+    track.started.pop_front();
+    if (!finished) {
+      track.queue.insert(
+          track.queue.begin(), batch.items.begin(), batch.items.end());
+    } else {
+      for (const auto& item : batch.items) {
+        memory_.give_back(*item.collective);
+        auto& pending = pending_[item.collective->seq - retired_];
+        pending.finished = true;
+        pending.error = error;
+      }
+      admit();
+    }
+    aftermath.batches.push_back(std::move(batch));
+    for (auto* each : tracks_) {
+      start_ready(lock, *each, aftermath);
+    }
+    retire(lock, aftermath);
   }
-  if (!error_) {
-    std::vector<Item> finished;
-    finished.push_back(std::move(front));
-    started_.pop_front();
-    --(finished[0].running ? large_started_ : small_started_);
-    start_ready(lock, aftermath);
-    settle(lock, std::move(finished), error, aftermath);
-  }
-  finishing_ = false;
+  track.finishing = false;
   fail_pending(lock, aftermath);
 }
 
-void Engine::fail_pending(Lock& lock, Aftermath& aftermath) {
-  if (!error_ || starting_ || finishing_) {
-    return; // whoever holds a role still uses an item, and calls this later
+void Engine::retire(Lock& lock, Aftermath& aftermath) {
+  if (retiring_) {
+    return; // that thread will see what this one has finished
   }
-  std::vector<Item> items;
-  for (auto* pending : {&started_, &queue_}) {
-    std::move(pending->begin(), pending->end(), std::back_inserter(items));
-    pending->clear();
-  }
-  small_started_ = large_started_ = 0;
-  settle(lock, std::move(items), error_, aftermath);
-}
-
-void Engine::settle(
-    Lock& lock,
-    std::vector<Item> items,
-    const std::exception_ptr& error,
-    Aftermath& aftermath) {
-  // The items are this thread's alone by now, and so are their operations:
-  // earlier parts were settled before, under the same role.
-  lock.unlock();
-  std::vector<Operation*> done;
-  for (auto& item : items) {
-    Operation& operation = *item.operation;
-    if (error && !operation.error) {
-      operation.error = error;
+  retiring_ = true;
+  while (!pending_.empty() && pending_.front().finished) {
+    std::vector<Pending> finished;
+    while (!pending_.empty() && pending_.front().finished) {
+      finished.push_back(std::move(pending_.front()));
+      pending_.pop_front();
+      ++retired_;
     }
-    if (--operation.remaining == 0) {
-      // Taken out, for it may hold what holds the operation.
-      const auto on_done = std::exchange(operation.on_done, nullptr);
-      if (auto continuation = on_done(operation.error)) {
-        aftermath.continuations.push_back(std::move(continuation));
+    std::vector<Operation*> done;
+    lock.unlock();
+    for (auto& part : finished) {
+      Operation& operation = *part.operation;
+      if (part.error && !operation.error) {
+        operation.error = part.error;
       }
-      done.push_back(&operation);
+      if (--operation.remaining == 0) {
+        // Taken out, for it may hold what holds the operation.
+        const auto on_done = std::exchange(operation.on_done, nullptr);
+        if (auto continuation = on_done(operation.error)) {
+          aftermath.continuations.push_back(std::move(continuation));
+        }
+        done.push_back(&operation);
+      }
+      aftermath.operations.push_back(std::move(part.operation));
     }
-    aftermath.items.push_back(std::move(item));
+    lock.lock();
+    for (auto* operation : done) {
+      operation->done = true;
+    }
+    progress_.notify_all();
   }
-  lock.lock();
-  for (auto* operation : done) {
-    operation->done = true;
-  }
-  progress_.notify_all();
+  retiring_ = false;
 }
 
-void Engine::work_off(Lock& lock) {
+void Engine::work_off(Lock& lock, Track& track) {
   Aftermath aftermath;
-  finish_front(lock, aftermath);
+  finish_front(lock, track, aftermath);
   progress_.notify_all();
-  if (!started_.empty()) {
-    work_ready_.notify_one();
+  if (!track.started.empty()) {
+    track.work_ready.notify_one();
   }
   conclude(lock, aftermath);
 }
 
 void Engine::conclude(Lock& lock, Aftermath& aftermath) {
-  const bool in_background = background_of == this;
-  if (!aftermath.continuations.empty()) {
+  const bool runs_user_code = !aftermath.continuations.empty();
+  if (runs_user_code) {
     // They may wait for operations that only another thread can drive then.
-    free_threads_ -= in_background;
-    ensure_background_thread();
+    for (auto* track : tracks_) {
+      track->free_threads -= background_of == track;
+      ensure_background_thread(*track);
+    }
   }
   lock.unlock();
   for (auto& continuation : aftermath.continuations) {
     continuation();
   }
-  aftermath.items.clear();
+  aftermath.batches.clear();
+  aftermath.operations.clear();
   lock.lock();
-  if (!aftermath.continuations.empty()) {
-    free_threads_ += in_background;
+  if (runs_user_code) {
+    for (auto* track : tracks_) {
+      track->free_threads += background_of == track;
+    }
   }
 }
 
+void Engine::give_up(Lock& lock, const Batch& batch, const std::string& error) {
+  if (failing_) {
+    return; // torn down with the group: the cause is elsewhere
+  }
+  failing_ = true;
+  lock.unlock();
+  transport_->abort();
+  const std::string message = explain(batch, error);
+  lock.lock();
+  fail(message);
+}
+
 void Engine::fail(const std::string& message) {
+  failing_ = true;
   if (!error_) {
     error_ = backend_error(message);
     failure_ = message;
   }
+}
+
+void Engine::fail_pending(Lock& lock, Aftermath& aftermath) {
+  const auto held = [](const Track* track) {
+    return track->starting || track->finishing;
+  };
+  if (!error_ || std::any_of(tracks_.begin(), tracks_.end(), held)) {
+    return; // whoever holds a role still uses a batch, and calls this later
+  }
+  for (auto* track : tracks_) {
+    std::move(
+        track->started.begin(),
+        track->started.end(),
+        std::back_inserter(aftermath.batches));
+    track->started.clear();
+    track->queue.clear(); // their operations are in `pending_`
+  }
+  waiting_.clear();
+  for (auto& part : pending_) {
+    if (!part.finished) {
+      part.finished = true;
+      part.error = error_;
+    }
+  }
+  retire(lock, aftermath);
 }
 
 void Engine::run_apart(std::function<void()> body) {
@@ -324,11 +371,19 @@ void Engine::shutdown() noexcept {
   {
     Lock lock(mutex_);
     closed_ = true;
-    while (!started_.empty() || !queue_.empty()) {
-      if (finishing_ || started_.empty()) {
+    const auto is_empty = [](const Track* track) {
+      return track->started.empty() && track->queue.empty();
+    };
+    while (!waiting_.empty() ||
+           !std::all_of(tracks_.begin(), tracks_.end(), is_empty)) {
+      const auto driven = std::find_if(
+          tracks_.begin(), tracks_.end(), [this](const auto* track) {
+            return !is_idle(*track);
+          });
+      if (driven == tracks_.end()) {
         progress_.wait(lock);
       } else {
-        work_off(lock);
+        work_off(lock, **driven);
       }
     }
     stop_ = true;
@@ -342,7 +397,9 @@ void Engine::shutdown() noexcept {
       transport_->abort(); // nothing else ends a receive that nobody serves
     }
   }
-  work_ready_.notify_all();
+  for (auto* track : tracks_) {
+    track->work_ready.notify_all();
+  }
   stopped_.notify_all();
   join_all(std::move(threads));
 }
@@ -410,13 +467,13 @@ void Engine::refuse(const std::string& call) const {
       " has been shut down");
 }
 
-std::string Engine::explain(const Item& item, const std::string& error) {
-  const Collective& collective = *item.collective;
+std::string Engine::explain(const Batch& batch, const std::string& error) {
+  const Collective& collective = *batch.items[0].collective;
   std::ostringstream out;
   out << "hvd: " << collective.signature.describe() << ", number "
       << collective.seq << " in process group " << witness_.group()
       << ", failed on rank " << transport_->rank() << ": ";
-  if (Clock::now() >= item.deadline) {
+  if (Clock::now() >= batch.deadline) {
     out << "timed out after " << collective.timeout.count() << " ms. ";
   }
   std::lock_guard<std::mutex> guard(witness_mutex_);
@@ -432,25 +489,35 @@ std::string Engine::explain(const Item& item, const std::string& error) {
   return out.str();
 }
 
-void Engine::ensure_background_thread() {
-  if (free_threads_ == 0 && !stop_) {
-    ++free_threads_;
+void Engine::ensure_background_thread(Track& track) {
+  if (track.free_threads == 0 && !stop_) {
+    ++track.free_threads;
     threads_.push_back(
-        make_thread([](Engine& engine) { engine.background(); }));
+        make_thread([&track](Engine& engine) { engine.background(track); }));
   }
 }
 
-void Engine::background() {
-  background_of = this;
+void Engine::background(Track& track) {
+  background_of = &track;
   Lock lock(mutex_);
-  const auto has_work = [this] { return !finishing_ && !started_.empty(); };
   while (true) {
-    work_ready_.wait(lock, [&] { return stop_ || has_work(); });
+    track.work_ready.wait(lock, [&] { return stop_ || !is_idle(track); });
     if (stop_) {
       return;
     }
-    work_off(lock);
+    work_off(lock, track);
   }
+}
+
+const Collective* Engine::oldest_started() const {
+  const Collective* oldest = nullptr;
+  for (const auto* track : tracks_) {
+    if (!track->started.empty()) {
+      const auto* first = track->started.front().items[0].collective;
+      oldest = oldest != nullptr && oldest->seq < first->seq ? oldest : first;
+    }
+  }
+  return oldest;
 }
 
 void Engine::watch() {
@@ -459,15 +526,15 @@ void Engine::watch() {
   auto interval = kFirstLook;
   Lock lock(mutex_);
   while (!stopped_.wait_for(lock, interval, [this] { return stop_; })) {
-    const uint64_t at =
-        started_.empty() ? kNowhere : started_.front().collective->seq;
+    const Collective* const oldest = oldest_started();
+    const uint64_t at = oldest != nullptr ? oldest->seq : kNowhere;
     if (at == kNowhere || at != stuck_at) {
       stuck_at = at;
       interval = kFirstLook;
       continue;
     }
     interval = std::min(interval * 2, kLongestLook);
-    const Witness::Place place{at, started_.front().collective->signature};
+    const Witness::Place place{at, oldest->signature};
     lock.unlock();
     if (differs_elsewhere(place)) {
       // Whoever waits for the operation finds it failed, here and on every

@@ -1,33 +1,37 @@
 #pragma once
 
-#include "collectives/frames.h"
-#include "collectives/running.h"
-#include "engine/agreement.h"
-#include "engine/operation.h"
+#include "engine/frame_track.h"
+#include "engine/large_track.h"
+#include "engine/memory_in_use.h"
 #include "engine/witness.h"
-#include "transport/transport.h"
 
+#include <array>
 #include <condition_variable>
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <thread>
 #include <vector>
 
 namespace hvd {
 
-/// The ordered queue of one process group and the threads that drive it.
+/// The collectives of one process group on their way: two queues, and the
+/// threads that move them.
 ///
 /// Threads: every member may be called from any thread. `mutex_` guards all
-/// state and is never held while a transport, a store or user code runs. There
-/// are two roles, each held by one thread at a time: *starting* collectives,
-/// which does not block and falls to whoever finds room for the next one; and
-/// *finishing* them in order, which blocks and falls to a caller that waits, or
-/// to a background thread when nobody does.
+/// state and is never held while a transport, a store or user code runs. The
+/// roles are those of Track.
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
-  Engine(std::unique_ptr<Transport> transport, Witness witness);
+  struct Settings {
+    Limits limits;
+    bool check = false; ///< compare before every collective
+  };
+
+  Engine(
+      std::unique_ptr<Transport> transport,
+      Witness witness,
+      const Settings& settings);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
   ~Engine() = default;
@@ -36,7 +40,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// has failed, or belongs to a parent process.
   void submit(const std::shared_ptr<Operation>& operation);
 
-  /// Returns when the operation is done. Works off the queue meanwhile if no
+  /// Returns when the operation is done. Works off its queue meanwhile if no
   /// other thread does.
   void drive_until_done(const Operation& operation);
 
@@ -44,8 +48,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// other threads.
   bool wait_until_done(const Operation& operation, Deadline deadline);
 
-  /// Sees to it that the queue moves though nobody waits.
-  void run_in_background();
+  /// Sees to it that the operation gets done though nobody waits.
+  void run_in_background(const Operation& operation);
 
   /// Runs `body`, which waits for the transport by itself, on a thread of its
   /// own.
@@ -77,81 +81,80 @@ class Engine : public std::enable_shared_from_this<Engine> {
   }
 
  private:
-  struct Item {
-    std::shared_ptr<Operation> operation;
-    Collective* collective;
-    RunningPtr running; ///< none for a small one, which is in `frames_`
-    Deadline deadline;
-  };
   using Lock = std::unique_lock<std::mutex>;
 
   /// What is left to do about finished items once no lock and no role is held.
   /// Dropping an item can free a Python tensor, which takes the GIL.
   struct Aftermath {
     std::vector<std::function<void()>> continuations;
-    std::vector<Item> items;
+    std::vector<std::shared_ptr<Operation>> operations;
+    std::vector<Batch> batches;
   };
 
-  bool is_small(const Collective& collective) const;
-  bool has_room(const Collective& collective) const;
+  /// A collective that is not settled, in order of the sequence.
+  struct Pending {
+    std::shared_ptr<Operation> operation;
+    bool finished;
+    std::exception_ptr error;
+  };
+
+  Track& track_of(const Collective& collective);
+  bool is_idle(const Track& track) const;
 
   // The roles. All are called with `lock` held and return with it held.
-  void start_ready(Lock& lock, Aftermath& aftermath);
-  void finish_front(Lock& lock, Aftermath& aftermath);
-  void fail_pending(Lock& lock, Aftermath& aftermath);
-  void work_off(Lock& lock);
-  void settle(
-      Lock& lock,
-      std::vector<Item> items,
-      const std::exception_ptr& error,
-      Aftermath& aftermath);
+  void admit();
+  void start_ready(Lock& lock, Track& track, Aftermath& aftermath);
+  void finish_front(Lock& lock, Track& track, Aftermath& aftermath);
+  void work_off(Lock& lock, Track& track);
+  void retire(Lock& lock, Aftermath& aftermath);
   void conclude(Lock& lock, Aftermath& aftermath);
 
   // The parts of a role that run unlocked.
-  void start(Item& item, uint64_t tail);
-  void finish(Item& item);
-  std::string explain(const Item& item, const std::string& error);
+  void start(Track& track, Batch& batch);
+  bool finish(Track& track, Batch& batch);
+  std::string explain(const Batch& batch, const std::string& error);
 
+  void give_up(Lock& lock, const Batch& batch, const std::string& error);
   void fail(const std::string& message);
+  void fail_pending(Lock& lock, Aftermath& aftermath);
   [[noreturn]] void refuse(const std::string& call) const;
 
   template <typename Body>
   std::thread make_thread(Body body);
-  void ensure_background_thread();
-  void background();
+  void ensure_background_thread(Track& track);
+  void background(Track& track);
   void watch();
+  const Collective* oldest_started() const;
   /// Whether another rank has said that it called something else in this place.
   bool differs_elsewhere(const Witness::Place& place);
 
   const std::unique_ptr<Transport> transport_;
+  const Settings settings_;
   const int fork_depth_;
 
   std::mutex witness_mutex_; ///< taken without `mutex_`
   Witness witness_;
 
-  // Used by the roles alone, one collective at a time.
-  std::optional<FrameLane> frames_; ///< made by the first small collective
-  Agreement agreement_;
-
   std::mutex mutex_;
-  std::condition_variable work_ready_; ///< for background threads
   std::condition_variable progress_; ///< for callers
   std::condition_variable stopped_; ///< for the watchdog
-  std::deque<Item> queue_; ///< submitted, not started
-  std::deque<Item> started_; ///< finished in this order
-  size_t small_started_ = 0;
-  size_t large_started_ = 0;
+  std::deque<Pending> pending_; ///< settled in order, whichever is first
+  uint64_t retired_ = 0; ///< collectives settled
+  bool retiring_ = false;
+  std::deque<Item> waiting_; ///< for memory that is in use, and behind such
+  MemoryInUse memory_;
+  FrameTrack frames_;
+  LargeTrack large_;
+  const std::array<Track*, 2> tracks_;
   uint64_t submitted_ = 0;
-  bool starting_ = false;
-  bool finishing_ = false;
   bool closed_ = false;
   bool stop_ = false;
+  bool failing_ = false; ///< somebody is finding out why
   std::exception_ptr error_; ///< what the group failed of
   std::string failure_; ///< its text
   std::vector<std::thread> threads_;
   std::vector<std::thread> threads_apart_;
   std::vector<std::thread> threads_over_; ///< apart before, now to be joined
-  size_t free_threads_ = 0; ///< background threads outside user code
 };
 
 } // namespace hvd

@@ -1,9 +1,12 @@
 #pragma once
 
+#include "collectives/running.h"
 #include "common/collective.h"
 
+#include <array>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <vector>
 
 namespace hvd {
@@ -22,6 +25,20 @@ struct Operation {
   std::exception_ptr error; ///< the first of its collectives
   size_t remaining = 0; ///< collectives not settled
   bool done = false; ///< guarded by the engine's lock
+};
+
+/// One collective in the engine.
+struct Item {
+  std::shared_ptr<Operation> operation;
+  Collective* collective;
+  uint64_t history = 0; ///< see Agreement::enlist
+};
+
+/// Collectives that travel together.
+struct Batch {
+  std::vector<Item> items;
+  std::vector<RunningPtr> running; ///< what is on the way beside the frame
+  Deadline deadline;
 };
 
 } // namespace hvd

@@ -1,0 +1,58 @@
+#include "collectives/bucket.h"
+
+#include "collectives/contribution.h"
+
+#include <cstring>
+
+namespace hvd {
+
+namespace {
+
+class Bucket final : public Running {
+ public:
+  Bucket(
+      std::vector<const Collective*> members,
+      const at::Tensor& buffer,
+      Transport& transport)
+      : members_(std::move(members)),
+        bytes_(static_cast<std::byte*>(buffer.mutable_data_ptr())) {
+    std::byte* to = bytes_;
+    for (const Collective* member : members_) {
+      to += write_contribution(*member, to);
+    }
+    whole_.signature = members_[0]->signature;
+    whole_.signature.count = buffer.numel();
+    whole_.inputs = whole_.outputs = {buffer};
+    whole_.seq = members_[0]->seq;
+    running_ = start(whole_, transport);
+  }
+
+  void finish(Deadline deadline) override {
+    running_->finish(deadline);
+    const std::byte* from = bytes_;
+    for (const Collective* member : members_) {
+      const auto& output = member->outputs[0];
+      if (output.numel() > 0) { // an empty tensor may have no address
+        std::memcpy(output.mutable_data_ptr(), from, output.nbytes());
+      }
+      from += output.nbytes();
+    }
+  }
+
+ private:
+  const std::vector<const Collective*> members_;
+  std::byte* const bytes_;
+  Collective whole_;
+  RunningPtr running_;
+};
+
+} // namespace
+
+RunningPtr start_bucket(
+    std::vector<const Collective*> members,
+    const at::Tensor& buffer,
+    Transport& transport) {
+  return std::make_unique<Bucket>(std::move(members), buffer, transport);
+}
+
+} // namespace hvd

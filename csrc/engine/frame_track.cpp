@@ -1,0 +1,112 @@
+#include "engine/frame_track.h"
+
+#include "collectives/bucket.h"
+#include "collectives/contribution.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace hvd {
+
+Batch FrameTrack::next(uint64_t tail) {
+  Batch batch;
+  if (!started.empty()) {
+    return batch;
+  }
+  const uint64_t bound = agreement_.bound(queue.front().collective->seq);
+  std::vector<const Collective*> ready{queue.front().collective};
+  for (size_t place = 1;
+       place < queue.size() && queue[place].collective->seq < bound;
+       ++place) {
+    ready.push_back(queue[place].collective);
+  }
+  plan_ = plan(ready, limits_);
+  const auto end = queue.begin() + static_cast<ptrdiff_t>(plan_.size);
+  batch.items.assign(
+      std::make_move_iterator(queue.begin()), std::make_move_iterator(end));
+  queue.erase(queue.begin(), end);
+  header_ = agreement_.header(batch, tail);
+  return batch;
+}
+
+void FrameTrack::start(Batch& batch) {
+  if (!frames_) {
+    frames_.emplace(
+        transport_, static_cast<int64_t>(sizeof(FrameHeader)) + limits_.frame);
+  }
+  std::byte* const frame = frames_->outgoing();
+  std::memcpy(frame, &header_, sizeof(header_));
+  int64_t end = sizeof(header_);
+  for (const auto& [member, offset] : plan_.framed) {
+    const int64_t begin = static_cast<int64_t>(sizeof(header_)) + offset;
+    const int64_t written =
+        write_contribution(*batch.items[member].collective, frame + begin);
+    if (written > 0) { // the frame ends with the last that this rank gives
+      end = begin + written;
+    }
+  }
+  frames_->post(end);
+}
+
+bool FrameTrack::finish(Batch& batch) {
+  auto frames = frames_->collect(batch.deadline);
+  if (!agreement_.check(batch, frames)) {
+    return false;
+  }
+  for (const auto& [member, offset] : plan_.framed) {
+    std::vector<const std::byte*> contributions;
+    contributions.reserve(frames.size());
+    for (const std::byte* frame : frames) {
+      contributions.push_back(frame + sizeof(FrameHeader) + offset);
+    }
+    apply_contributions(
+        *batch.items[member].collective, transport_.rank(), contributions);
+  }
+  run_buckets(batch);
+  return true;
+}
+
+void FrameTrack::run_buckets(Batch& batch) {
+  const auto bytes_of = [&](const std::vector<size_t>& members) {
+    int64_t bytes = 0;
+    for (const size_t member : members) {
+      bytes += contribution_bytes(*batch.items[member].collective);
+    }
+    return bytes;
+  };
+  const auto aligned = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
+  int64_t packed = 0;
+  for (const auto& members : plan_.buckets) {
+    packed += members.size() > 1 ? aligned(bytes_of(members)) : 0;
+  }
+  if (packed > 0 &&
+      (!fusion_buffer_.defined() || fusion_buffer_.numel() < packed)) {
+    fusion_buffer_ = at::empty({packed}, at::kByte);
+  }
+  int64_t begin = 0;
+  for (const auto& members : plan_.buckets) {
+    if (members.size() == 1) {
+      batch.running.push_back(
+          hvd::start(*batch.items[members[0]].collective, transport_));
+      continue;
+    }
+    std::vector<const Collective*> collectives;
+    collectives.reserve(members.size());
+    for (const size_t member : members) {
+      collectives.push_back(batch.items[member].collective);
+    }
+    const int64_t bytes = bytes_of(members);
+    const auto buffer = fusion_buffer_.narrow(0, begin, bytes)
+                            .view(collectives[0]->signature.dtype);
+    begin += aligned(bytes);
+    batch.running.push_back(
+        start_bucket(std::move(collectives), buffer, transport_));
+  }
+  for (const auto& running : batch.running) {
+    running->finish(batch.deadline);
+  }
+}
+
+} // namespace hvd

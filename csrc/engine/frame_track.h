@@ -1,0 +1,41 @@
+#pragma once
+
+#include "collectives/frames.h"
+#include "engine/agreement.h"
+#include "engine/plan.h"
+#include "engine/track.h"
+
+#include <optional>
+
+namespace hvd {
+
+/// Small collectives: as many as the ranks have agreed on travel in one frame,
+/// and what does not fit it in buckets behind it. One frame is under way at a
+/// time; what is submitted meanwhile makes the next one.
+class FrameTrack final : public Track {
+ public:
+  FrameTrack(Transport& transport, const Limits& limits)
+      : transport_(transport), limits_(limits) {}
+
+  /// Every collective of the group, of any track, in order. With the lock.
+  uint64_t enlist(const Collective& collective) {
+    return agreement_.enlist(collective);
+  }
+
+  Batch next(uint64_t tail) override;
+  void start(Batch& batch) override;
+  bool finish(Batch& batch) override;
+
+ private:
+  void run_buckets(Batch& batch);
+
+  Transport& transport_;
+  const Limits limits_;
+  Agreement agreement_; ///< guarded by the engine's lock, but for check()
+  std::optional<FrameLane> frames_; ///< made for the first frame
+  FrameHeader header_; ///< of the batch under way
+  Plan plan_; ///< of the batch under way
+  at::Tensor fusion_buffer_; ///< bytes; grows to need and is used again
+};
+
+} // namespace hvd

@@ -1,0 +1,64 @@
+#include "engine/memory_in_use.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace hvd {
+
+// Reads count like writes: two readers of the same memory are rare, and only
+// lose some speed.
+std::vector<MemoryInUse::Span> MemoryInUse::spans(
+    const Collective& collective) {
+  std::vector<Span> spans;
+  const auto add = [&](const at::Tensor& tensor) {
+    if (tensor.is_sparse() || tensor.numel() == 0) {
+      return; // sparse tensors are replaced, not written
+    }
+    int64_t elements = 1;
+    for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+      elements += (tensor.size(dim) - 1) * tensor.stride(dim);
+    }
+    const auto begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+    spans.emplace_back(begin, begin + elements * tensor.element_size());
+  };
+  for (const auto* list : {&collective.inputs, &collective.outputs}) {
+    std::for_each(list->begin(), list->end(), add);
+  }
+  for (const auto& [to, from] : collective.copy_back) {
+    add(to);
+  }
+  // In place, or as pieces of one tensor, a collective may meet itself.
+  std::sort(spans.begin(), spans.end());
+  std::vector<Span> merged;
+  for (const auto& span : spans) {
+    if (!merged.empty() && span.first < merged.back().second) {
+      merged.back().second = std::max(merged.back().second, span.second);
+    } else {
+      merged.push_back(span);
+    }
+  }
+  return merged;
+}
+
+bool MemoryInUse::take(const Collective& collective) {
+  const auto wanted = spans(collective);
+  const bool free =
+      std::all_of(wanted.begin(), wanted.end(), [&](const Span& span) {
+        const auto behind = taken_.lower_bound(span.first);
+        return (behind == taken_.end() || behind->first >= span.second) &&
+            (behind == taken_.begin() ||
+             std::prev(behind)->second <= span.first);
+      });
+  if (free) {
+    taken_.insert(wanted.begin(), wanted.end());
+  }
+  return free;
+}
+
+void MemoryInUse::give_back(const Collective& collective) {
+  for (const auto& span : spans(collective)) {
+    taken_.erase(span.first);
+  }
+}
+
+} // namespace hvd

@@ -1,0 +1,45 @@
+#pragma once
+
+#include "engine/operation.h"
+
+#include <condition_variable>
+#include <deque>
+
+namespace hvd {
+
+/// A queue of collectives that are started and finished in order, and the rule
+/// by which they are. The engine has two, and neither waits for the other.
+///
+/// Two roles move it, each held by one thread at a time: *starting*, which does
+/// not block and falls to whoever finds that the next batch may go; and
+/// *finishing*, which blocks and falls to a caller that waits, or to the
+/// track's background thread when nobody does.
+class Track {
+ public:
+  Track() = default;
+  Track(const Track&) = delete;
+  Track& operator=(const Track&) = delete;
+  virtual ~Track() = default;
+
+  // Guarded by the engine's lock.
+  std::deque<Item> queue; ///< not started
+  std::deque<Batch> started; ///< finished in this order
+  bool starting = false;
+  bool finishing = false;
+  size_t free_threads = 0; ///< background threads outside user code
+  std::condition_variable work_ready; ///< for them
+
+  /// Takes what is to be started now from the queue, which is not empty;
+  /// nothing if it has to wait. Called with the lock. `tail`: see FrameHeader.
+  virtual Batch next(uint64_t tail) = 0;
+
+  /// Called by the holder of the role, without the lock. Throws TransportError.
+  virtual void start(Batch& batch) = 0;
+
+  /// Blocks until the outputs are there, and returns true; or returns false if
+  /// the batch has to go through the queue again. Throws Mismatch if only the
+  /// batch has failed, or TransportError if the group has.
+  virtual bool finish(Batch& batch) = 0;
+};
+
+} // namespace hvd

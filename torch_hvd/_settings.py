@@ -1,0 +1,91 @@
+"""The settings of a process group: where their values come from, and what is allowed.
+
+A value in `torch_hvd.Options` wins, then `HVD_*`, then `HOROVOD_*` where Horovod has the same switch.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch._C._distributed_c10d import Store
+
+Value = str | int | bool
+
+
+def _transport(text: str) -> str:
+    if text not in ("auto", "gloo"):
+        raise ValueError
+    return "gloo" if text == "auto" else text
+
+
+def _bytes(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError
+    return value
+
+
+def _switch(text: str) -> bool:
+    return {"0": False, "False": False, "1": True, "True": True}[text]
+
+
+@dataclass(frozen=True)
+class _Setting:
+    parse: Callable[[str], Value]
+    allowed: str
+    default: str
+    variables: tuple[str, ...]
+    unset: str = "None"
+
+
+_SETTINGS = {
+    "transport": _Setting(_transport, "auto or gloo", "auto", ("HVD_TRANSPORT",), unset="auto"),
+    "fusion_threshold": _Setting(
+        _bytes,
+        "a number of bytes, 0 to turn fusion off",
+        str(64 << 20),
+        ("HVD_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD"),
+    ),
+    "fusion_cutoff": _Setting(
+        _bytes, "a number of bytes", str(64 << 10), ("HVD_FUSION_CUTOFF",)
+    ),
+    "check": _Setting(_switch, "0 or 1", "0", ("HVD_CHECK",)),
+}
+
+
+def resolve(options: Any, environ: Mapping[str, str]) -> dict[str, Value]:
+    """The value of every setting, by its name in `torch_hvd.Options`.
+
+    Raises:
+        ValueError: names the option or the variable, its value and what is allowed.
+    """
+    values = {}
+    for name, setting in _SETTINGS.items():
+        source, text = f"Options.{name}", str(getattr(options, name))
+        if text == setting.unset:
+            named = [variable for variable in setting.variables if variable in environ]
+            if named:
+                source, text = named[0], environ[named[0]]
+            else:
+                text = setting.default
+        try:
+            values[name] = setting.parse(text)
+        except (ValueError, KeyError):
+            raise ValueError(f"{source} is {text!r}; allowed is {setting.allowed}") from None
+    return values
+
+
+def agree(settings: Mapping[str, Value], store: Store) -> None:
+    """Compare with the first rank of the group that came here.
+
+    Raises:
+        ValueError: a setting differs; says which, and both values.
+    """
+    first = json.loads(store.compare_set("settings", "", json.dumps(settings)))
+    for name, value in settings.items():
+        if first[name] != value:
+            raise ValueError(
+                f"{' or '.join(_SETTINGS[name].variables)} or Options.{name} is {value!r} on this "
+                f"rank but {first[name]!r} on another; all ranks must have the same"
+            )
