@@ -8,12 +8,15 @@ namespace hvd {
 
 namespace {
 
-// Long enough that the cost of a message does not show, short enough to stay in
-// the second-level cache between arriving and being folded.
-constexpr int64_t kSegmentBytes = 256 * 1024;
+// Long enough that the cost of a message does not show: with 256 KB an
+// all_reduce of 16 MB took up to a quarter longer.
+constexpr int64_t kSegmentBytes = 1024 * 1024;
 
-// Enough that a sender has the notice of the receive before it has the data.
-constexpr int64_t kReceivesAhead = 8;
+// Enough that a sender has the notice of the receive before it has the data,
+// and with many ranks not more memory than that needs.
+int receives_ahead(int size) {
+  return std::clamp(16 / std::max(size - 1, 1), 2, 8);
+}
 
 int64_t segment_elements(const at::Tensor& tensor) {
   return kSegmentBytes / static_cast<int64_t>(tensor.element_size());
@@ -70,7 +73,8 @@ ShardReduction::ShardReduction(
       transport_(transport),
       lane_(lane),
       count_(segment_count(shards_)) {
-  while (posted_ < std::min(count_, kReceivesAhead)) {
+  while (posted_ <
+         std::min(count_, int64_t{receives_ahead(transport.size())})) {
     post_receive();
   }
   for (int64_t index = 0; index < count_; ++index) {
