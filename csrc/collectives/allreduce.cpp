@@ -26,13 +26,15 @@ class Allreduce final : public Running {
     }
   }
 
-  void finish(Deadline deadline) override {
-    std::vector<RequestPtr> sends;
+  void advance(Deadline deadline) override {
     reduction_.finish(deadline, outputs_[transport_.rank()], [&](auto index) {
-      sends.push_back(send(index));
+      sends_.push_back(send(index));
     });
+  }
+
+  void finish(Deadline deadline) override {
     wait_all(receives_, deadline);
-    wait_all(sends, deadline);
+    wait_all(sends_, deadline);
   }
 
  private:
@@ -64,6 +66,7 @@ class Allreduce final : public Running {
   const std::vector<at::Tensor> outputs_;
   ShardReduction reduction_;
   std::vector<RequestPtr> receives_;
+  std::vector<RequestPtr> sends_;
 };
 
 } // namespace

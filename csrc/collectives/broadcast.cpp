@@ -36,17 +36,19 @@ class Broadcast final : public Running {
     }
   }
 
-  void finish(Deadline deadline) override {
-    std::vector<RequestPtr> passed_on;
+  void advance(Deadline deadline) override {
     for (int64_t index = 0; index < count_; ++index) {
       // The root has all of it; the others first wait for their own.
       if (transport_.rank() != root_) {
         scattered_[index]->wait(deadline);
       }
-      passed_on.push_back(pass_on(index));
+      passed_on_.push_back(pass_on(index));
     }
+  }
+
+  void finish(Deadline deadline) override {
     wait_all(scattered_, deadline);
-    wait_all(passed_on, deadline);
+    wait_all(passed_on_, deadline);
   }
 
  private:
@@ -74,6 +76,7 @@ class Broadcast final : public Running {
   const std::vector<at::Tensor> shards_;
   const int64_t count_;
   std::vector<RequestPtr> scattered_;
+  std::vector<RequestPtr> passed_on_;
 };
 
 } // namespace

@@ -27,6 +27,10 @@ class Bucket final : public Running {
     running_ = start(whole_, transport);
   }
 
+  void advance(Deadline deadline) override {
+    running_->advance(deadline);
+  }
+
   void finish(Deadline deadline) override {
     running_->finish(deadline);
     const std::byte* from = bytes_;

@@ -12,6 +12,8 @@ class Move final : public Running {
  public:
   explicit Move(RequestPtr request) : request_(std::move(request)) {}
 
+  void advance(Deadline /*deadline*/) override {}
+
   void finish(Deadline deadline) override {
     request_->wait(deadline);
   }

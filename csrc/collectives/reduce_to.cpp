@@ -24,12 +24,11 @@ class Reduce final : public Running {
     }
   }
 
-  void finish(Deadline deadline) override {
+  void advance(Deadline deadline) override {
     const bool is_root = transport_.rank() == root_;
     const auto& own = inputs_[transport_.rank()];
     const auto folded =
         is_root ? outputs_[transport_.rank()] : at::empty_like(own);
-    std::vector<RequestPtr> requests;
     reduction_.finish(deadline, folded, [&](auto index) {
       std::vector<Transfer> sends;
       std::vector<Transfer> receives;
@@ -41,10 +40,13 @@ class Reduce final : public Running {
           receives.push_back({peer, segment(outputs_[peer], index)});
         }
       }
-      requests.push_back(
+      to_root_.push_back(
           transport_.exchange(sends, receives, lane_.next_stage()));
     });
-    wait_all(requests, deadline);
+  }
+
+  void finish(Deadline deadline) override {
+    wait_all(to_root_, deadline);
   }
 
  private:
@@ -54,6 +56,7 @@ class Reduce final : public Running {
   const std::vector<at::Tensor> inputs_;
   std::vector<at::Tensor> outputs_; ///< on the root
   ShardReduction reduction_;
+  std::vector<RequestPtr> to_root_;
 };
 
 class ReduceScatter final : public Running {
@@ -66,9 +69,11 @@ class ReduceScatter final : public Running {
             transport,
             first_lane(collective)) {}
 
-  void finish(Deadline deadline) override {
+  void advance(Deadline deadline) override {
     reduction_.finish(deadline, output_, [](auto /*index*/) {});
   }
+
+  void finish(Deadline /*deadline*/) override {}
 
  private:
   static std::vector<at::Tensor> flattened(

@@ -4,6 +4,7 @@
 #include "transport/transport.h"
 
 #include <memory>
+#include <vector>
 
 namespace hvd {
 
@@ -15,11 +16,19 @@ class Running {
   Running& operator=(const Running&) = delete;
   virtual ~Running() = default;
 
-  /// Blocks until the outputs are there. Throws TransportError.
+  /// Blocks until the last messages are on their way: what others wait for no
+  /// longer depends on this thread. Throws TransportError.
+  virtual void advance(Deadline deadline) = 0;
+
+  /// After advance(): blocks until the outputs are there. Throws
+  /// TransportError.
   virtual void finish(Deadline deadline) = 0;
 };
 
 using RunningPtr = std::unique_ptr<Running>;
+
+/// Finishes collectives that all ranks have started, overlapping their stages.
+void finish_all(const std::vector<RunningPtr>& running, Deadline deadline);
 
 /// Starts a collective that is too large for frames; returns at once.
 RunningPtr start(const Collective& collective, Transport& transport);

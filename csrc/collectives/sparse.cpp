@@ -26,37 +26,39 @@ class SparseAllreduce final : public Running {
     counts_request_ = to_all(counts_);
   }
 
-  void finish(Deadline deadline) override {
+  void advance(Deadline deadline) override {
     counts_request_->wait(deadline);
-    std::vector<at::Tensor> indices;
-    std::vector<at::Tensor> values;
     auto own_indices = own_._indices().contiguous();
     auto own_values = own_._values().contiguous();
     std::vector<Transfer> sends;
     std::vector<Transfer> receives;
     for (int peer = 0; peer < transport_.size(); ++peer) {
       if (peer == transport_.rank()) {
-        indices.push_back(own_indices);
-        values.push_back(own_values);
+        indices_.push_back(own_indices);
+        values_.push_back(own_values);
         continue;
       }
       const int64_t count = counts_[peer][0].item<int64_t>();
       auto shape = own_values.sizes().vec();
       shape[0] = count;
-      indices.push_back(
+      indices_.push_back(
           at::empty({own_indices.size(0), count}, own_indices.options()));
-      values.push_back(at::empty(shape, own_values.options()));
-      for (const auto& tensor : {indices.back(), values.back()}) {
+      values_.push_back(at::empty(shape, own_values.options()));
+      for (const auto& tensor : {indices_.back(), values_.back()}) {
         receives.push_back({peer, flat(tensor)});
       }
       for (const auto& tensor : {own_indices, own_values}) {
         sends.push_back({peer, flat(tensor)});
       }
     }
-    transport_.exchange(sends, receives, lane_.next_stage())->wait(deadline);
+    entries_ = transport_.exchange(sends, receives, lane_.next_stage());
+  }
+
+  void finish(Deadline deadline) override {
+    entries_->wait(deadline);
     auto sum = at::_sparse_coo_tensor_unsafe(
-                   at::cat(indices, 1),
-                   at::cat(values, 0),
+                   at::cat(indices_, 1),
+                   at::cat(values_, 0),
                    own_.sizes(),
                    own_.options())
                    .coalesce();
@@ -87,6 +89,9 @@ class SparseAllreduce final : public Running {
   const at::Tensor own_;
   at::Tensor counts_;
   RequestPtr counts_request_;
+  std::vector<at::Tensor> indices_; ///< of each rank
+  std::vector<at::Tensor> values_;
+  RequestPtr entries_;
 };
 
 } // namespace

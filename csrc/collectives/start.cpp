@@ -27,6 +27,15 @@ RunningPtr start(const Collective& collective, Transport& transport) {
       false, "no algorithm for ", name(collective.signature.verb));
 }
 
+void finish_all(const std::vector<RunningPtr>& running, Deadline deadline) {
+  for (const auto& one : running) {
+    one->advance(deadline);
+  }
+  for (const auto& one : running) {
+    one->finish(deadline);
+  }
+}
+
 Lane first_lane(const Collective& collective) {
   return {collective.seq, collective.signature.hash(collective.seq), 0};
 }

@@ -60,10 +60,11 @@ bool Agreement::check(
   const bool same_past = all_equal([](const auto& h) { return h.history; });
   if (same_place && same_past) {
     const uint64_t cut_from = agreed_;
-    for (const auto& header : headers) {
-      agreed_ =
-          &header == &headers[0] ? header.tail : std::min(agreed_, header.tail);
-    }
+    agreed_ = std::min_element(
+                  headers.begin(),
+                  headers.end(),
+                  [](const auto& a, const auto& b) { return a.tail < b.tail; })
+                  ->tail;
     if (all_equal([](const auto& h) { return h.batch; })) {
       return true;
     }

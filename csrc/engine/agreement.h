@@ -2,6 +2,7 @@
 
 #include "engine/operation.h"
 
+#include <atomic>
 #include <cstddef>
 #include <stdexcept>
 #include <vector>
@@ -35,16 +36,21 @@ class Mismatch : public std::runtime_error {
 /// those numbers, which all ranks learn from the same frames, bounds the next
 /// batch.
 ///
-/// Not thread-safe.
+/// Threads: one may check() while others, one at a time, call the rest.
 class Agreement {
  public:
   /// Takes note of the next collective in sequence; returns the hash of all
   /// before it.
   uint64_t enlist(const Collective& collective);
 
-  /// Collectives with numbers below this one may be cut together now.
+  /// Collectives with numbers below this one are ready on every rank.
+  uint64_t agreed() const {
+    return agreed_;
+  }
+
+  /// Those below this one may be cut together now.
   uint64_t bound(uint64_t first) const {
-    return first < one_by_one_until_ ? first + 1 : agreed_;
+    return first < one_by_one_until_ ? first + 1 : agreed();
   }
 
   /// `tail`: see FrameHeader.
@@ -62,7 +68,7 @@ class Agreement {
   /// collective found different can be taken out again.
   uint64_t history_ = 0;
   uint64_t taken_out_ = 0;
-  uint64_t agreed_ = 0;
+  std::atomic<uint64_t> agreed_{0};
   uint64_t one_by_one_until_ = 0;
 };
 

@@ -51,8 +51,8 @@ Engine::Engine(
       settings_(settings),
       fork_depth_(fork_depth()),
       witness_(std::move(witness)),
-      frames_(*transport_, settings.limits),
-      large_(*transport_),
+      frames_(*transport_, agreement_, settings.limits),
+      large_(*transport_, agreement_),
       tracks_{&frames_, &large_} {}
 
 Track& Engine::track_of(const Collective& collective) {
@@ -81,7 +81,7 @@ void Engine::submit(const std::shared_ptr<Operation>& operation) {
   operation->remaining = operation->collectives.size();
   for (auto& collective : operation->collectives) {
     collective.seq = submitted_++;
-    waiting_.push_back({operation, &collective, frames_.enlist(collective)});
+    waiting_.push_back({operation, &collective, agreement_.enlist(collective)});
     pending_.push_back({operation, false, nullptr});
   }
   admit();

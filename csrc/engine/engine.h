@@ -143,6 +143,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool retiring_ = false;
   std::deque<Item> waiting_; ///< for memory that is in use, and behind such
   MemoryInUse memory_;
+  Agreement agreement_;
   FrameTrack frames_;
   LargeTrack large_;
   const std::array<Track*, 2> tracks_;

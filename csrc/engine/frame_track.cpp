@@ -104,9 +104,7 @@ void FrameTrack::run_buckets(Batch& batch) {
     batch.running.push_back(
         start_bucket(std::move(collectives), buffer, transport_));
   }
-  for (const auto& running : batch.running) {
-    running->finish(batch.deadline);
-  }
+  finish_all(batch.running, batch.deadline);
 }
 
 } // namespace hvd

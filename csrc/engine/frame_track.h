@@ -14,13 +14,8 @@ namespace hvd {
 /// time; what is submitted meanwhile makes the next one.
 class FrameTrack final : public Track {
  public:
-  FrameTrack(Transport& transport, const Limits& limits)
-      : transport_(transport), limits_(limits) {}
-
-  /// Every collective of the group, of any track, in order. With the lock.
-  uint64_t enlist(const Collective& collective) {
-    return agreement_.enlist(collective);
-  }
+  FrameTrack(Transport& transport, Agreement& agreement, const Limits& limits)
+      : transport_(transport), agreement_(agreement), limits_(limits) {}
 
   Batch next(uint64_t tail) override;
   void start(Batch& batch) override;
@@ -30,8 +25,8 @@ class FrameTrack final : public Track {
   void run_buckets(Batch& batch);
 
   Transport& transport_;
+  Agreement& agreement_; ///< guarded by the engine's lock, but for check()
   const Limits limits_;
-  Agreement agreement_; ///< guarded by the engine's lock, but for check()
   std::optional<FrameLane> frames_; ///< made for the first frame
   FrameHeader header_; ///< of the batch under way
   Plan plan_; ///< of the batch under way

@@ -1,14 +1,18 @@
 #pragma once
 
+#include "engine/agreement.h"
 #include "engine/track.h"
 
 namespace hvd {
 
-/// Large collectives: each travels alone and in place, two at a time, which
-/// hides the gaps between them.
+/// Large collectives: each travels by itself and in place. A batch is what may
+/// be waited for together, because it is known to be ready on every rank; ranks
+/// need not cut it alike. Two batches under way hide the gap between them.
 class LargeTrack final : public Track {
  public:
-  explicit LargeTrack(Transport& transport) : transport_(transport) {}
+  /// `agreement`: read only.
+  LargeTrack(Transport& transport, const Agreement& agreement)
+      : transport_(transport), agreement_(agreement) {}
 
   Batch next(uint64_t tail) override;
   void start(Batch& batch) override;
@@ -16,6 +20,7 @@ class LargeTrack final : public Track {
 
  private:
   Transport& transport_;
+  const Agreement& agreement_;
 };
 
 } // namespace hvd
