@@ -94,11 +94,16 @@ void Engine::submit(const std::shared_ptr<Operation>& operation) {
 void Engine::drive_until_done(const Operation& operation) {
   Lock lock(mutex_);
   while (!operation.done) {
-    // Only where the operation is: the other track may be waiting for long.
+    // Only what the operation needs: what comes after it, or is on the other
+    // track, may depend on what this thread does next.
+    const uint64_t last = operation.collectives.back().seq;
     const auto driven = std::find_if(
         operation.collectives.begin(),
         operation.collectives.end(),
-        [this](const auto& part) { return !is_idle(track_of(part)); });
+        [&](const auto& part) {
+          const Track& track = track_of(part);
+          return !is_idle(track) && track.started.front().first_seq() <= last;
+        });
     if (driven == operation.collectives.end()) {
       progress_.wait(lock);
     } else {

@@ -39,6 +39,10 @@ struct Batch {
   std::vector<Item> items;
   std::vector<RunningPtr> running; ///< what is on the way beside the frame
   Deadline deadline;
+
+  uint64_t first_seq() const {
+    return items[0].collective->seq;
+  }
 };
 
 } // namespace hvd
