@@ -11,7 +11,10 @@
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 
+#include <cmath>
+
 namespace py = pybind11;
+using namespace pybind11::literals;
 
 namespace {
 
@@ -22,7 +25,8 @@ c10::intrusive_ptr<hvd::ProcessGroupHVD> make_process_group(
     const c10::intrusive_ptr<c10d::Store>& store,
     const c10::intrusive_ptr<c10d::Backend>& gloo,
     const OptionsPtr& options,
-    const std::string& group) {
+    const std::string& group,
+    const std::vector<double>& stats_edges) {
   py::gil_scoped_release no_gil;
   std::unique_ptr<hvd::Transport> transport;
   if (gloo) {
@@ -31,7 +35,37 @@ c10::intrusive_ptr<hvd::ProcessGroupHVD> make_process_group(
     transport = std::make_unique<hvd::SoloTransport>();
   }
   return c10::make_intrusive<hvd::ProcessGroupHVD>(
-      store, std::move(transport), options, group);
+      store, std::move(transport), options, group, stats_edges);
+}
+
+py::dict as_dict(const hvd::Statistics::Row& row) {
+  return py::dict(
+      "upto"_a = std::isinf(row.upto) ? py::object(py::none())
+                                      : py::object(py::float_(row.upto)),
+      "count"_a = row.count,
+      "tensors"_a = row.tensors,
+      "bytes"_a = row.bytes,
+      "seconds"_a = row.seconds,
+      "rates"_a = row.rates);
+}
+
+py::dict as_dict(hvd::Statistics& statistics) {
+  const auto totals = statistics.totals();
+  py::list rows;
+  for (const auto& row : statistics.rows()) {
+    rows.append(as_dict(row));
+  }
+  return py::dict(
+      "group"_a = statistics.group(),
+      "frames"_a = totals.frames,
+      "responses"_a = totals.responses,
+      "tensors"_a = totals.tensors,
+      "tensor_bytes"_a = totals.tensor_bytes,
+      "wire_bytes"_a = totals.wire_bytes,
+      "fusion_buffer_bytes"_a = totals.fusion_buffer_bytes,
+      "elapsed"_a = totals.elapsed,
+      "waiting"_a = totals.waiting,
+      "rows"_a = rows);
 }
 
 } // namespace
@@ -81,7 +115,8 @@ PYBIND11_MODULE(_C, m) {
           py::arg("store"),
           py::arg("gloo").none(true),
           py::arg("options"),
-          py::arg("group"))
+          py::arg("group"),
+          py::arg("stats_edges"))
       .def_property_readonly("options", &hvd::ProcessGroupHVD::options)
       .def(
           "_set_default_timeout",
@@ -92,4 +127,20 @@ PYBIND11_MODULE(_C, m) {
       "shutdown_all",
       &hvd::ProcessGroupHVD::shutdown_all,
       py::call_guard<py::gil_scoped_release>());
+
+  m.def("statistics", [] {
+    py::list groups;
+    for (const auto& statistics : hvd::ProcessGroupHVD::statistics()) {
+      groups.append(as_dict(*statistics));
+    }
+    return groups;
+  });
+  m.def(
+      "start_timeline",
+      [](const std::string& path, int rank) {
+        hvd::Timeline::instance().start(path, rank);
+      },
+      py::arg("path"),
+      py::arg("rank"));
+  m.def("stop_timeline", [] { hvd::Timeline::instance().stop(); });
 }

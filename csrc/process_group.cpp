@@ -12,7 +12,7 @@ namespace hvd {
 
 namespace {
 
-/// Every engine of the process, for shutdown_all().
+/// Every engine of the process, and what they have counted.
 class Registry {
  public:
   static Registry& instance() {
@@ -37,6 +37,18 @@ class Registry {
     return engines_;
   }
 
+  std::shared_ptr<Statistics> add_statistics(
+      const std::string& group,
+      const std::vector<double>& edges) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return statistics_.emplace_back(std::make_shared<Statistics>(group, edges));
+  }
+
+  std::vector<std::shared_ptr<Statistics>> statistics() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return statistics_;
+  }
+
   /// In a forked child: holds an engine whose threads do not exist for ever.
   void bury(std::shared_ptr<Engine> engine) {
     buried_.push_back(std::move(engine));
@@ -45,6 +57,7 @@ class Registry {
  private:
   std::mutex mutex_;
   std::vector<std::weak_ptr<Engine>> engines_;
+  std::vector<std::shared_ptr<Statistics>> statistics_;
   std::vector<std::shared_ptr<Engine>> buried_;
 };
 
@@ -94,7 +107,8 @@ ProcessGroupHVD::ProcessGroupHVD(
     c10::intrusive_ptr<c10d::Store> store,
     std::unique_ptr<Transport> transport,
     c10::intrusive_ptr<hvd::Options> options,
-    const std::string& group)
+    const std::string& group,
+    const std::vector<double>& stats_edges)
     : Backend(transport->rank(), transport->size()),
       store_(std::move(store)),
       options_(std::move(options)),
@@ -103,6 +117,7 @@ ProcessGroupHVD::ProcessGroupHVD(
           std::make_shared<Engine>(
               std::move(transport),
               Witness(store_, rank_, size_, group_),
+              Registry::instance().add_statistics(group_, stats_edges),
               settings(*options_, size_))) {
   Registry::instance().add(engine_);
 }
@@ -527,6 +542,10 @@ void ProcessGroupHVD::shutdown_all() {
       engine->shutdown();
     }
   }
+}
+
+std::vector<std::shared_ptr<Statistics>> ProcessGroupHVD::statistics() {
+  return Registry::instance().statistics();
 }
 
 } // namespace hvd

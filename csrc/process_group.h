@@ -41,12 +41,13 @@ struct Options : c10d::Backend::Options {
 class ProcessGroupHVD final : public c10d::Backend {
  public:
   /// `store`: keys are this group's own. `transport`: of all its ranks.
-  /// `group`: its name, for messages.
+  /// `group`: its name, for messages. `stats_edges`: see Statistics.
   ProcessGroupHVD(
       c10::intrusive_ptr<c10d::Store> store,
       std::unique_ptr<Transport> transport,
       c10::intrusive_ptr<hvd::Options> options,
-      const std::string& group);
+      const std::string& group,
+      const std::vector<double>& stats_edges);
   ~ProcessGroupHVD() override;
 
   const std::string getBackendName() const override {
@@ -123,6 +124,9 @@ class ProcessGroupHVD final : public c10d::Backend {
 
   /// Shuts down every group of this process that is still open.
   static void shutdown_all();
+
+  /// Of every group that this process has made.
+  static std::vector<std::shared_ptr<Statistics>> statistics();
 
  private:
   Arguments arguments(std::chrono::milliseconds timeout) const;

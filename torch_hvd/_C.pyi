@@ -1,4 +1,6 @@
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 from torch._C._distributed_c10d import Backend, Store
 
@@ -42,10 +44,16 @@ class ProcessGroupHVD(Backend):
         store: keys are this group's own.
         gloo: a connected ProcessGroupGloo used by nobody else; None in a group of one.
         group: name of the group, for messages.
+        stats_edges: upper ends, in bytes, of the rows of its statistics, rising.
     """
 
     def __init__(
-        self, store: Store, gloo: Backend | None, options: Options, group: str
+        self,
+        store: Store,
+        gloo: Backend | None,
+        options: Options,
+        group: str,
+        stats_edges: Sequence[float],
     ) -> None: ...
     @property
     def options(self) -> Options: ...  # type: ignore[override]
@@ -53,3 +61,12 @@ class ProcessGroupHVD(Backend):
 
 def shutdown_all() -> None:
     """Shut down every group of this process that is still open."""
+
+def statistics() -> list[dict[str, Any]]:
+    """What each group of this process has counted; see `torch_hvd.statistics`."""
+
+def start_timeline(path: str, rank: int) -> None:
+    """Write the timeline of this process to the file `path`. RuntimeError if that cannot be."""
+
+def stop_timeline() -> None:
+    """End the timeline's file, if one is open."""

@@ -6,17 +6,22 @@ from torch_hvd._autoload import register
 
 if TYPE_CHECKING:
     from torch_hvd._C import Options
+    from torch_hvd._trace import start_timeline, statistics, stop_timeline
 
-__all__ = ["Options", "__version__"]
+__all__ = ["Options", "__version__", "start_timeline", "statistics", "stop_timeline"]
 __version__ = "0.1.0.dev0"
 
 register()
 
 
 def __getattr__(name: str) -> Any:
-    # Options live in the extension module, which must not be loaded before someone asks for it.
+    # These need the extension module, which must not be loaded before someone asks for it.
     if name == "Options":
         from torch_hvd._load import _C
 
         return _C.Options
+    if name in __all__:
+        from torch_hvd import _trace
+
+        return getattr(_trace, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

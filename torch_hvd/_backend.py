@@ -7,7 +7,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from torch_hvd import _gloo, _settings
+from torch_hvd import _gloo, _settings, _trace
 from torch_hvd._load import _C
 
 
@@ -50,8 +50,12 @@ def create(opts: Any, pg_options: Any) -> Any:
     gloo = None
     if size > 1:
         gloo = _gloo.connect(PrefixStore("gloo", store), rank, size, opts.timeout)
-    return _C.ProcessGroupHVD(store, gloo, options, str(opts.group_id))
+    ranks = opts.global_ranks_in_group
+    _trace.begin(os.environ, ranks[rank] if ranks else rank)
+    edges = _settings.stats_edges(os.environ)
+    return _C.ProcessGroupHVD(store, gloo, options, str(opts.group_id), edges)
 
 
 # A program may end without destroy_process_group; its threads must not.
-atexit.register(_C.shutdown_all)
+atexit.register(_trace.end)
+atexit.register(_C.shutdown_all)  # before that: the last registered runs first

@@ -1,6 +1,6 @@
 """The settings of a process group: where their values come from, and what is allowed.
 
-A value in `torch_hvd.Options` wins, then `HVD_*`, then `HOROVOD_*` where Horovod has the same switch.
+A value in `torch_hvd.Options` wins, then `HVD_*`, then `HOROVOD_*` where Horovod has the switch.
 """
 
 import json
@@ -47,9 +47,7 @@ _SETTINGS = {
         str(64 << 20),
         ("HVD_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD"),
     ),
-    "fusion_cutoff": _Setting(
-        _bytes, "a number of bytes", str(64 << 10), ("HVD_FUSION_CUTOFF",)
-    ),
+    "fusion_cutoff": _Setting(_bytes, "a number of bytes", str(64 << 10), ("HVD_FUSION_CUTOFF",)),
     "check": _Setting(_switch, "0 or 1", "0", ("HVD_CHECK",)),
 }
 
@@ -74,6 +72,30 @@ def resolve(options: Any, environ: Mapping[str, str]) -> dict[str, Value]:
         except (ValueError, KeyError):
             raise ValueError(f"{source} is {text!r}; allowed is {setting.allowed}") from None
     return values
+
+
+# The edges of Horovod's fusion studies: 1 KB, 1 MB, then tens of MB.
+_EDGES_MB = (1e-3, 1, *range(10, 410, 10))
+
+
+def stats_edges(environ: Mapping[str, str]) -> list[float]:
+    """Upper ends, in bytes, of the rows of the response statistics, from `HVD_STATS_EDGES` in MB.
+
+    Raises:
+        ValueError: the variable is not a rising list of positive numbers.
+    """
+    text = environ.get("HVD_STATS_EDGES")
+    if text is None:
+        return [1e6 * edge for edge in _EDGES_MB]
+    try:
+        edges = [1e6 * float(part) for part in text.split(",")]
+    except ValueError:
+        edges = []
+    if not edges or edges[0] <= 0 or edges != sorted(set(edges)):
+        raise ValueError(
+            f"HVD_STATS_EDGES is {text!r}; allowed are rising numbers of MB, as in 0.001,1,10,100"
+        )
+    return edges
 
 
 def agree(settings: Mapping[str, Value], store: Store) -> None:

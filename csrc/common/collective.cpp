@@ -58,6 +58,12 @@ std::string Signature::describe() const {
   return out.str();
 }
 
+int64_t tensor_bytes(const Collective& collective) {
+  const auto element =
+      static_cast<int64_t>(c10::elementSize(collective.signature.dtype));
+  return collective.signature.count * element;
+}
+
 const char* name(Verb verb) {
   switch (verb) {
     case Verb::Allreduce:

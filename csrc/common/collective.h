@@ -77,6 +77,9 @@ struct Collective {
   uint64_t seq = 0; ///< place in the group's sequence, given by the engine
 };
 
+/// Bytes of the largest contribution of any rank.
+int64_t tensor_bytes(const Collective& collective);
+
 const char* name(Verb verb);
 const char* name(ReduceOp op);
 

@@ -46,12 +46,14 @@ std::thread Engine::make_thread(Body body) {
 Engine::Engine(
     std::unique_ptr<Transport> transport,
     Witness witness,
+    std::shared_ptr<Statistics> statistics,
     const Settings& settings)
     : transport_(std::move(transport)),
+      statistics_(std::move(statistics)),
       settings_(settings),
       fork_depth_(fork_depth()),
       witness_(std::move(witness)),
-      frames_(*transport_, agreement_, settings.limits),
+      frames_(*transport_, agreement_, *statistics_, settings.limits),
       large_(*transport_, agreement_),
       tracks_{&frames_, &large_} {}
 
@@ -78,11 +80,13 @@ void Engine::submit(const std::shared_ptr<Operation>& operation) {
   if (submitted_ == 0 && transport_->size() > 1) {
     threads_.push_back(make_thread([](Engine& engine) { engine.watch(); }));
   }
+  const auto now = Clock::now();
   operation->remaining = operation->collectives.size();
   for (auto& collective : operation->collectives) {
     collective.seq = submitted_++;
-    waiting_.push_back({operation, &collective, agreement_.enlist(collective)});
-    pending_.push_back({operation, false, nullptr});
+    waiting_.push_back(
+        {operation, &collective, agreement_.enlist(collective), now});
+    pending_.push_back({operation, &collective, false, nullptr, {}});
   }
   admit();
   for (auto* track : tracks_) {
@@ -92,6 +96,7 @@ void Engine::submit(const std::shared_ptr<Operation>& operation) {
 }
 
 void Engine::drive_until_done(const Operation& operation) {
+  const auto begin = Clock::now();
   Lock lock(mutex_);
   while (!operation.done) {
     // Only what the operation needs: what comes after it, or is on the other
@@ -110,12 +115,22 @@ void Engine::drive_until_done(const Operation& operation) {
       work_off(lock, track_of(*driven));
     }
   }
+  count_waiting(begin);
 }
 
 bool Engine::wait_until_done(const Operation& operation, Deadline deadline) {
   run_in_background(operation);
+  const auto begin = Clock::now();
   Lock lock(mutex_);
-  return progress_.wait_until(lock, deadline, [&] { return operation.done; });
+  const bool done =
+      progress_.wait_until(lock, deadline, [&] { return operation.done; });
+  count_waiting(begin);
+  return done;
+}
+
+void Engine::count_waiting(Deadline begin) {
+  statistics_->add_waiting(
+      std::chrono::duration<double>(Clock::now() - begin).count());
 }
 
 void Engine::run_in_background(const Operation& operation) {
@@ -145,6 +160,7 @@ void Engine::start_ready(Lock& lock, Track& track, Aftermath& aftermath) {
     if (batch.items.empty()) {
       break;
     }
+    batch.times.batch = batches_++;
     std::string error;
     lock.unlock();
     try {
@@ -169,8 +185,10 @@ void Engine::start(Track& track, Batch& batch) {
   for (const auto& item : batch.items) {
     timeout = std::min(timeout, item.collective->timeout);
   }
-  batch.deadline = Clock::now() + timeout;
+  batch.times.started = Clock::now();
+  batch.deadline = batch.times.started + timeout;
   track.start(batch);
+  batch.times.packed = Clock::now();
 }
 
 bool Engine::finish(Track& track, Batch& batch) {
@@ -184,6 +202,7 @@ bool Engine::finish(Track& track, Batch& batch) {
       to.copy_(from);
     }
   }
+  batch.times.finished = Clock::now();
   return true;
 }
 
@@ -212,11 +231,16 @@ void Engine::finish_front(Lock& lock, Track& track, Aftermath& aftermath) {
       track.queue.insert(
           track.queue.begin(), batch.items.begin(), batch.items.end());
     } else {
+      if (!error) {
+        record(batch, &track == &frames_);
+      }
       for (const auto& item : batch.items) {
         memory_.give_back(*item.collective);
         auto& pending = pending_[item.collective->seq - retired_];
         pending.finished = true;
         pending.error = error;
+        pending.times = batch.times;
+        pending.times.submitted = item.submitted;
       }
       admit();
     }
@@ -228,6 +252,20 @@ void Engine::finish_front(Lock& lock, Track& track, Aftermath& aftermath) {
   }
   track.finishing = false;
   fail_pending(lock, aftermath);
+}
+
+void Engine::record(const Batch& batch, bool framed) {
+  Response response;
+  response.framed = framed;
+  response.tensors = batch.items.size();
+  for (const auto& item : batch.items) {
+    response.bytes += tensor_bytes(*item.collective);
+  }
+  response.seconds =
+      std::chrono::duration<double>(batch.times.finished - batch.times.started)
+          .count();
+  statistics_->add(response);
+  statistics_->set_wire_bytes(transport_->sent_bytes());
 }
 
 void Engine::retire(Lock& lock, Aftermath& aftermath) {
@@ -245,6 +283,10 @@ void Engine::retire(Lock& lock, Aftermath& aftermath) {
     std::vector<Operation*> done;
     lock.unlock();
     for (auto& part : finished) {
+      if (Timeline::instance().is_on() && !part.error) {
+        Timeline::instance().add(
+            witness_.group(), transport_->name(), *part.collective, part.times);
+      }
       Operation& operation = *part.operation;
       if (part.error && !operation.error) {
         operation.error = part.error;

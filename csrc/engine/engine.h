@@ -3,6 +3,7 @@
 #include "engine/frame_track.h"
 #include "engine/large_track.h"
 #include "engine/memory_in_use.h"
+#include "engine/statistics.h"
 #include "engine/witness.h"
 
 #include <array>
@@ -31,6 +32,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Engine(
       std::unique_ptr<Transport> transport,
       Witness witness,
+      std::shared_ptr<Statistics> statistics,
       const Settings& settings);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -94,8 +96,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// A collective that is not settled, in order of the sequence.
   struct Pending {
     std::shared_ptr<Operation> operation;
+    const Collective* collective;
     bool finished;
     std::exception_ptr error;
+    Times times;
   };
 
   Track& track_of(const Collective& collective);
@@ -106,6 +110,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void start_ready(Lock& lock, Track& track, Aftermath& aftermath);
   void finish_front(Lock& lock, Track& track, Aftermath& aftermath);
   void work_off(Lock& lock, Track& track);
+  void count_waiting(Deadline begin);
+  void record(const Batch& batch, bool framed);
   void retire(Lock& lock, Aftermath& aftermath);
   void conclude(Lock& lock, Aftermath& aftermath);
 
@@ -129,6 +135,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool differs_elsewhere(const Witness::Place& place);
 
   const std::unique_ptr<Transport> transport_;
+  const std::shared_ptr<Statistics> statistics_;
   const Settings settings_;
   const int fork_depth_;
 
@@ -148,6 +155,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   LargeTrack large_;
   const std::array<Track*, 2> tracks_;
   uint64_t submitted_ = 0;
+  uint64_t batches_ = 0;
   bool closed_ = false;
   bool stop_ = false;
   bool failing_ = false; ///< somebody is finding out why

@@ -55,6 +55,7 @@ bool FrameTrack::finish(Batch& batch) {
   if (!agreement_.check(batch, frames)) {
     return false;
   }
+  batch.times.exchanged = Clock::now();
   for (const auto& [member, offset] : plan_.framed) {
     std::vector<const std::byte*> contributions;
     contributions.reserve(frames.size());
@@ -84,6 +85,7 @@ void FrameTrack::run_buckets(Batch& batch) {
   if (packed > 0 &&
       (!fusion_buffer_.defined() || fusion_buffer_.numel() < packed)) {
     fusion_buffer_ = at::empty({packed}, at::kByte);
+    statistics_.grow_fusion_buffer(packed);
   }
   int64_t begin = 0;
   for (const auto& members : plan_.buckets) {
@@ -104,7 +106,10 @@ void FrameTrack::run_buckets(Batch& batch) {
     batch.running.push_back(
         start_bucket(std::move(collectives), buffer, transport_));
   }
-  finish_all(batch.running, batch.deadline);
+  if (!batch.running.empty()) {
+    finish_all(batch.running, batch.deadline);
+    batch.times.exchanged = Clock::now();
+  }
 }
 
 } // namespace hvd

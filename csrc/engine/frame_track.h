@@ -3,6 +3,7 @@
 #include "collectives/frames.h"
 #include "engine/agreement.h"
 #include "engine/plan.h"
+#include "engine/statistics.h"
 #include "engine/track.h"
 
 #include <optional>
@@ -14,8 +15,15 @@ namespace hvd {
 /// time; what is submitted meanwhile makes the next one.
 class FrameTrack final : public Track {
  public:
-  FrameTrack(Transport& transport, Agreement& agreement, const Limits& limits)
-      : transport_(transport), agreement_(agreement), limits_(limits) {}
+  FrameTrack(
+      Transport& transport,
+      Agreement& agreement,
+      Statistics& statistics,
+      const Limits& limits)
+      : transport_(transport),
+        agreement_(agreement),
+        statistics_(statistics),
+        limits_(limits) {}
 
   Batch next(uint64_t tail) override;
   void start(Batch& batch) override;
@@ -26,6 +34,7 @@ class FrameTrack final : public Track {
 
   Transport& transport_;
   Agreement& agreement_; ///< guarded by the engine's lock, but for check()
+  Statistics& statistics_;
   const Limits limits_;
   std::optional<FrameLane> frames_; ///< made for the first frame
   FrameHeader header_; ///< of the batch under way

@@ -10,12 +10,6 @@ constexpr size_t kBatchesInFlight = 2;
 // of a batch is done when the last is.
 constexpr int64_t kBatchBytes = 16 * 1024 * 1024;
 
-int64_t bytes_of(const Collective& collective) {
-  const auto element =
-      static_cast<int64_t>(c10::elementSize(collective.signature.dtype));
-  return collective.signature.count * element;
-}
-
 } // namespace
 
 Batch LargeTrack::next(uint64_t /*tail*/) {
@@ -25,12 +19,12 @@ Batch LargeTrack::next(uint64_t /*tail*/) {
   }
   int64_t bytes = 0;
   do {
-    bytes += bytes_of(*queue.front().collective);
+    bytes += tensor_bytes(*queue.front().collective);
     batch.items.push_back(std::move(queue.front()));
     queue.pop_front();
   } while (!queue.empty() &&
            queue.front().collective->seq < agreement_.agreed() &&
-           bytes + bytes_of(*queue.front().collective) <= kBatchBytes);
+           bytes + tensor_bytes(*queue.front().collective) <= kBatchBytes);
   return batch;
 }
 
@@ -42,6 +36,7 @@ void LargeTrack::start(Batch& batch) {
 
 bool LargeTrack::finish(Batch& batch) {
   finish_all(batch.running, batch.deadline);
+  batch.times.exchanged = Clock::now();
   return true;
 }
 

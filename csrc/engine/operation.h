@@ -2,6 +2,7 @@
 
 #include "collectives/running.h"
 #include "common/collective.h"
+#include "engine/timeline.h"
 
 #include <array>
 #include <exception>
@@ -32,6 +33,7 @@ struct Item {
   std::shared_ptr<Operation> operation;
   Collective* collective;
   uint64_t history = 0; ///< see Agreement::enlist
+  Deadline submitted;
 };
 
 /// Collectives that travel together.
@@ -39,6 +41,7 @@ struct Batch {
   std::vector<Item> items;
   std::vector<RunningPtr> running; ///< what is on the way beside the frame
   Deadline deadline;
+  Times times; ///< but for `submitted`
 
   uint64_t first_seq() const {
     return items[0].collective->seq;

@@ -122,6 +122,7 @@ RequestPtr GlooTransport::start(
   for (const auto& [peer, buffer] : sends) {
     if (buffer.numel() > 0) {
       one[0] = buffer;
+      sent_bytes_ += buffer.nbytes();
       parts.push_back({kSend, peer, guarded(kSend, peer, kNever, [&] {
                          return gloo_->send(one, peer, tag_of(buffer));
                        })});

@@ -4,6 +4,7 @@
 
 #include "transport/scratch.h"
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <stdexcept>
@@ -91,6 +92,11 @@ class Transport {
 
   virtual const char* name() const = 0;
 
+  /// Sent in exchanges so far.
+  uint64_t sent_bytes() const {
+    return sent_bytes_;
+  }
+
   /// Host memory for what arrives and is not the caller's.
   ScratchPool& scratch() {
     return scratch_;
@@ -119,6 +125,9 @@ class Transport {
   /// Makes every pending and later verb fail, here and, as connections close,
   /// on the peers. Idempotent.
   virtual void abort() noexcept = 0;
+
+ protected:
+  std::atomic<uint64_t> sent_bytes_{0};
 
  private:
   const int rank_;

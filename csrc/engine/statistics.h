@@ -1,0 +1,68 @@
+#pragma once
+
+#include "transport/transport.h"
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace hvd {
+
+/// What was sent at once: a frame with its buckets, or large collectives that
+/// were waited for together.
+struct Response {
+  int64_t bytes = 0; ///< of the tensors
+  size_t tensors = 0;
+  double seconds = 0; ///< from start to outputs
+  bool framed = false;
+};
+
+/// Counts what a group sends. Times are in seconds.
+///
+/// Threads: every member may be called from any thread.
+class Statistics {
+ public:
+  /// Responses of up to `upto` bytes, and more than those of the row before.
+  struct Row {
+    double upto = 0;
+    uint64_t count = 0;
+    uint64_t tensors = 0;
+    double bytes = 0;
+    double seconds = 0;
+    double rates = 0; ///< sum over the responses of bytes / seconds
+  };
+  struct Totals {
+    uint64_t frames = 0; ///< all-to-all rounds of small messages
+    uint64_t responses = 0;
+    uint64_t tensors = 0;
+    double tensor_bytes = 0;
+    double wire_bytes = 0; ///< sent by this rank
+    double fusion_buffer_bytes = 0; ///< the most it has been
+    double elapsed = 0; ///< since the group was made
+    double waiting = 0; ///< of callers, for collectives
+  };
+
+  /// `edges`: upper ends of the rows, in bytes, rising; a last row has no end.
+  Statistics(std::string group, const std::vector<double>& edges);
+
+  void add(const Response& response);
+  void add_waiting(double seconds);
+  void grow_fusion_buffer(int64_t bytes);
+  void set_wire_bytes(uint64_t bytes);
+
+  const std::string& group() const {
+    return group_;
+  }
+  std::vector<Row> rows();
+  Totals totals();
+
+ private:
+  const std::string group_;
+  const Deadline born_ = Clock::now();
+  std::mutex mutex_;
+  std::vector<Row> rows_;
+  Totals totals_;
+};
+
+} // namespace hvd

@@ -1,0 +1,57 @@
+#pragma once
+
+#include "common/collective.h"
+#include "transport/transport.h"
+
+#include <atomic>
+#include <cstdint>
+#include <fstream>
+#include <mutex>
+#include <string>
+
+namespace hvd {
+
+/// When a collective came to each of its stages.
+struct Times {
+  Deadline submitted; ///< by the caller
+  Deadline started; ///< taken from the queue: the ranks have agreed on it
+  Deadline packed; ///< its first messages are on the way
+  Deadline exchanged; ///< everything has arrived
+  Deadline finished; ///< the outputs are there
+  uint64_t batch = 0; ///< number of the batch it travelled in
+};
+
+/// The timeline of this process, of all its groups: a file in Chrome's trace
+/// format, written as collectives complete.
+///
+/// Threads: every member may be called from any thread.
+class Timeline {
+ public:
+  static Timeline& instance();
+
+  /// Writes to `path` from now on. `rank`: the process in the picture. Throws
+  /// if the file cannot be written.
+  void start(const std::string& path, int rank);
+
+  /// Ends the file. Does nothing if none is open.
+  void stop();
+
+  bool is_on() const {
+    return on_;
+  }
+
+  /// Writes a collective that is complete at this moment.
+  void add(
+      const std::string& group,
+      const char* transport,
+      const Collective& collective,
+      const Times& times);
+
+ private:
+  std::atomic<bool> on_{false};
+  std::mutex mutex_;
+  std::ofstream file_;
+  int rank_ = 0;
+};
+
+} // namespace hvd

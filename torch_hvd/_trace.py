@@ -1,0 +1,81 @@
+"""What a program sees of the engine: statistics and the timeline of its ranks."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from torch_hvd._load import _C
+
+
+def statistics() -> list[dict[str, Any]]:
+    """What each group of this process has sent, in the order they were made.
+
+    A *response* is what goes out at once: a frame of small tensors with its buckets, or large
+    tensors that are waited for together.
+
+    Returns:
+        For each group a dict of
+        group: its name;
+        frames, responses, tensors: how many; frames are all-to-all rounds of small messages;
+        tensor_bytes, wire_bytes: of the tensors, and what this rank sent for them;
+        fusion_buffer_bytes: the most that the fusion buffer has been;
+        elapsed, waiting: seconds since the group was made, and of them those that callers spent
+        waiting for its collectives;
+        rows: responses by size, each a dict of upto (bytes; None in the last), count, tensors,
+        bytes, seconds, and rates (the sum over its responses of bytes per second).
+    """
+    return _C.statistics()
+
+
+def start_timeline(path: str | os.PathLike[str]) -> None:
+    """Write what this rank does from now on to `path`/rank-N.json, in Chrome's trace format.
+
+    Call it on every rank; `python -m torch_hvd.report timeline PATH` puts all ranks in one picture.
+
+    Raises:
+        RuntimeError: a timeline is being written already, or the file cannot be written.
+    """
+    _start_timeline(path, _rank())
+
+
+def stop_timeline() -> None:
+    """End the timeline; without effect if there is none."""
+    _C.stop_timeline()
+
+
+def begin(environ: Any, rank: int) -> None:
+    """Start what `HVD_TIMELINE` asks for; called when a group is made. `rank`: the global one."""
+    global _global_rank, _timeline_begun
+    if _global_rank is None:
+        _global_rank = rank
+    path = environ.get("HVD_TIMELINE") or environ.get("HOROVOD_TIMELINE")
+    if path and not _timeline_begun:
+        _timeline_begun = True
+        _start_timeline(path, _rank())
+
+
+def end() -> None:
+    """Write what `HVD_STATS` asks for and end the timeline; called when the process ends."""
+    _C.stop_timeline()
+    path = os.environ.get("HVD_STATS")
+    groups = _C.statistics()
+    if path and groups:
+        folder = Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"rank": _rank(), "groups": groups}, indent=1)
+        (folder / f"rank-{_rank()}.json").write_text(text)
+
+
+_global_rank: int | None = None
+_timeline_begun = False
+
+
+def _rank() -> int:
+    return 0 if _global_rank is None else _global_rank
+
+
+def _start_timeline(path: str | os.PathLike[str], rank: int) -> None:
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    _C.start_timeline(str(folder / f"rank-{rank}.json"), rank)
