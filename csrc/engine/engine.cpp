@@ -16,6 +16,11 @@ namespace hvd {
 
 namespace {
 
+// While its callers submit one thing after the other and none waits, a rank
+// holds small collectives back, for the first frame to tell how many there are.
+constexpr std::chrono::microseconds kPause{50};
+constexpr std::chrono::milliseconds kLongestHold{1};
+
 // How long an operation is stuck before the ranks compare where they are.
 constexpr std::chrono::seconds kFirstLook{1};
 constexpr std::chrono::seconds kLongestLook{60};
@@ -63,6 +68,11 @@ Track& Engine::track_of(const Collective& collective) {
   return framed ? static_cast<Track&>(frames_) : large_;
 }
 
+bool Engine::is_held(const Track& track) const {
+  return !failing_ && !track.starting && track.started.empty() &&
+      !track.queue.empty();
+}
+
 bool Engine::is_idle(const Track& track) const {
   return failing_ || track.finishing || track.started.empty();
 }
@@ -72,7 +82,6 @@ void Engine::submit(const std::shared_ptr<Operation>& operation) {
   if (forked()) {
     refuse(first.describe());
   }
-  Aftermath aftermath;
   Lock lock(mutex_);
   if (error_ || closed_) {
     refuse(first.describe());
@@ -89,15 +98,17 @@ void Engine::submit(const std::shared_ptr<Operation>& operation) {
     pending_.push_back({operation, &collective, false, nullptr, {}});
   }
   admit();
-  for (auto* track : tracks_) {
-    start_ready(lock, *track, aftermath);
-  }
+  Aftermath aftermath;
+  ++submitting_;
+  start_ready(lock, large_, aftermath);
+  --submitting_;
   conclude(lock, aftermath);
 }
 
 void Engine::drive_until_done(const Operation& operation) {
   const auto begin = Clock::now();
   Lock lock(mutex_);
+  start_all(lock);
   while (!operation.done) {
     // Only what the operation needs: what comes after it, or is on the other
     // track, may depend on what this thread does next.
@@ -122,6 +133,7 @@ bool Engine::wait_until_done(const Operation& operation, Deadline deadline) {
   run_in_background(operation);
   const auto begin = Clock::now();
   Lock lock(mutex_);
+  start_all(lock);
   const bool done =
       progress_.wait_until(lock, deadline, [&] { return operation.done; });
   count_waiting(begin);
@@ -138,8 +150,19 @@ void Engine::run_in_background(const Operation& operation) {
   for (const auto& collective : operation.collectives) {
     Track& track = track_of(collective);
     ensure_background_thread(track);
-    track.work_ready.notify_one();
+    if (track.sleeping > 0) { // else it will look by itself
+      track.work_ready.notify_one();
+    }
   }
+  last_submitted_ = Clock::now();
+}
+
+void Engine::start_all(Lock& lock) {
+  Aftermath aftermath;
+  for (auto* track : tracks_) {
+    start_ready(lock, *track, aftermath);
+  }
+  conclude(lock, aftermath);
 }
 
 void Engine::admit() {
@@ -321,6 +344,9 @@ void Engine::work_off(Lock& lock, Track& track) {
 }
 
 void Engine::conclude(Lock& lock, Aftermath& aftermath) {
+  if (aftermath.operations.empty() && aftermath.batches.empty()) {
+    return;
+  }
   const bool runs_user_code = !aftermath.continuations.empty();
   if (runs_user_code) {
     // They may wait for operations that only another thread can drive then.
@@ -548,11 +574,32 @@ void Engine::background(Track& track) {
   background_of = &track;
   Lock lock(mutex_);
   while (true) {
-    track.work_ready.wait(lock, [&] { return stop_ || !is_idle(track); });
+    ++track.sleeping;
+    track.work_ready.wait(
+        lock, [&] { return stop_ || is_held(track) || !is_idle(track); });
+    --track.sleeping;
     if (stop_) {
       return;
     }
-    work_off(lock, track);
+    if (is_held(track)) {
+      hold(lock, track);
+      start_all(lock);
+    } else {
+      work_off(lock, track);
+    }
+  }
+}
+
+void Engine::hold(Lock& lock, Track& track) {
+  const auto latest = Clock::now() + kLongestHold;
+  while (is_held(track) && !stop_) {
+    const auto now = Clock::now();
+    const auto pause = submitting_ > 0 ? now : last_submitted_;
+    const auto until = std::min(latest, pause + kPause);
+    if (now >= until) {
+      return;
+    }
+    track.work_ready.wait_until(lock, until);
   }
 }
 

@@ -103,11 +103,16 @@ class Engine : public std::enable_shared_from_this<Engine> {
   };
 
   Track& track_of(const Collective& collective);
+  /// Whether nobody can finish anything.
   bool is_idle(const Track& track) const;
+  /// Whether something could be started and nobody has done so yet.
+  bool is_held(const Track& track) const;
 
   // The roles. All are called with `lock` held and return with it held.
   void admit();
   void start_ready(Lock& lock, Track& track, Aftermath& aftermath);
+  void start_all(Lock& lock);
+  void hold(Lock& lock, Track& track);
   void finish_front(Lock& lock, Track& track, Aftermath& aftermath);
   void work_off(Lock& lock, Track& track);
   void count_waiting(Deadline begin);
@@ -155,6 +160,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   LargeTrack large_;
   const std::array<Track*, 2> tracks_;
   uint64_t submitted_ = 0;
+  Deadline last_submitted_; ///< for which nobody waits yet
+  size_t submitting_ = 0; ///< callers that are starting large collectives
   uint64_t batches_ = 0;
   bool closed_ = false;
   bool stop_ = false;

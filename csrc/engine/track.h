@@ -27,6 +27,7 @@ class Track {
   bool starting = false;
   bool finishing = false;
   size_t free_threads = 0; ///< background threads outside user code
+  size_t sleeping = 0; ///< those of them that wait for work
   std::condition_variable work_ready; ///< for them
 
   /// Takes what is to be started now from the queue, which is not empty;
