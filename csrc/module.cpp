@@ -79,12 +79,16 @@ PYBIND11_MODULE(_C, m) {
                       const std::string& transport,
                       std::optional<int64_t> fusion_threshold,
                       std::optional<int64_t> fusion_cutoff,
-                      std::optional<bool> check) {
+                      std::optional<bool> check,
+                      std::optional<double> stall_check_time,
+                      std::optional<double> stall_shutdown_time) {
             auto options = c10::make_intrusive<hvd::Options>(timeout);
             options->transport = transport;
             options->fusion_threshold = fusion_threshold;
             options->fusion_cutoff = fusion_cutoff;
             options->check = check;
+            options->stall_check_time = stall_check_time;
+            options->stall_shutdown_time = stall_shutdown_time;
             return options;
           }),
           py::kw_only(),
@@ -92,11 +96,15 @@ PYBIND11_MODULE(_C, m) {
           py::arg("transport") = "auto",
           py::arg("fusion_threshold") = py::none(),
           py::arg("fusion_cutoff") = py::none(),
-          py::arg("check") = py::none())
+          py::arg("check") = py::none(),
+          py::arg("stall_check_time") = py::none(),
+          py::arg("stall_shutdown_time") = py::none())
       .def_readwrite("transport", &hvd::Options::transport)
       .def_readwrite("fusion_threshold", &hvd::Options::fusion_threshold)
       .def_readwrite("fusion_cutoff", &hvd::Options::fusion_cutoff)
       .def_readwrite("check", &hvd::Options::check)
+      .def_readwrite("stall_check_time", &hvd::Options::stall_check_time)
+      .def_readwrite("stall_shutdown_time", &hvd::Options::stall_shutdown_time)
       .def(
           "__copy__",
           [](const hvd::Options& self) {

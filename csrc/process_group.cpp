@@ -70,6 +70,12 @@ Engine::Settings settings(const Options& options, int size) {
   settings.limits.frame = std::min(kLongestFrame, kFrameOfAllRanks / size);
   settings.limits.cutoff = options.fusion_cutoff.value();
   settings.check = options.check.value();
+  const auto duration = [](double seconds) {
+    return std::chrono::duration_cast<Clock::duration>(
+        std::chrono::duration<double>(seconds));
+  };
+  settings.stall_check = duration(options.stall_check_time.value());
+  settings.stall_shutdown = duration(options.stall_shutdown_time.value());
   // Checked one at a time, a collective that is wrong spoils no other.
   settings.limits.fusion_threshold =
       settings.check ? 0 : options.fusion_threshold.value();

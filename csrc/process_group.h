@@ -31,6 +31,10 @@ struct Options : c10d::Backend::Options {
   std::optional<int64_t> fusion_threshold; ///< bytes, see Limits
   std::optional<int64_t> fusion_cutoff; ///< bytes, see Limits
   std::optional<bool> check; ///< see Engine::Settings
+
+  // These may differ from rank to rank. In seconds.
+  std::optional<double> stall_check_time;
+  std::optional<double> stall_shutdown_time;
 };
 
 /// The c10d backend "hvd": checks and translates the calls of c10d; the engine

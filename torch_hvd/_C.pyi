@@ -13,15 +13,20 @@ class Options:
         fusion_threshold: bytes that all_reduces fused together may have; 0 turns fusion off.
         fusion_cutoff: bytes up to which an all_reduce is fused; a longer one travels alone.
         check: compare what the ranks call before every collective.
+        stall_check_time: seconds after which an operation that waits for ranks is logged, with
+            those that are missing; 0 for never.
+        stall_shutdown_time: seconds after which it fails, and the group with it; 0 for never.
 
-    What is left out comes from the environment, or is the default: see `torch_hvd._settings`. Apart
-    from the timeout, all ranks must have the same.
+    What is left out comes from the environment, or is the default: see `torch_hvd._settings`. All
+    ranks must have the same, apart from times.
     """
 
     transport: str
     fusion_threshold: int | None
     fusion_cutoff: int | None
     check: bool | None
+    stall_check_time: float | None
+    stall_shutdown_time: float | None
     _timeout: timedelta
     group_name: str
     global_ranks_in_group: list[int]
@@ -33,6 +38,8 @@ class Options:
         fusion_threshold: int | None = None,
         fusion_cutoff: int | None = None,
         check: bool | None = None,
+        stall_check_time: float | None = None,
+        stall_shutdown_time: float | None = None,
     ) -> None: ...
     def __copy__(self) -> Options: ...
     def __deepcopy__(self, memo: dict[int, object]) -> Options: ...

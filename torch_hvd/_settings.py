@@ -10,7 +10,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
-Value = str | int | bool
+Value = str | int | float | bool
 
 
 def _transport(text: str) -> str:
@@ -26,6 +26,13 @@ def _bytes(text: str) -> int:
     return value
 
 
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1e9:
+        raise ValueError
+    return value
+
+
 def _switch(text: str) -> bool:
     return {"0": False, "False": False, "1": True, "True": True}[text]
 
@@ -37,6 +44,7 @@ class _Setting:
     default: str
     variables: tuple[str, ...]
     unset: str = "None"
+    same_everywhere: bool = True
 
 
 _SETTINGS = {
@@ -49,6 +57,20 @@ _SETTINGS = {
     ),
     "fusion_cutoff": _Setting(_bytes, "a number of bytes", str(64 << 10), ("HVD_FUSION_CUTOFF",)),
     "check": _Setting(_switch, "0 or 1", "0", ("HVD_CHECK",)),
+    "stall_check_time": _Setting(
+        _seconds,
+        "a number of seconds, 0 to turn the report off",
+        "60",
+        ("HVD_STALL_CHECK_TIME", "HOROVOD_STALL_CHECK_TIME_SECONDS"),
+        same_everywhere=False,
+    ),
+    "stall_shutdown_time": _Setting(
+        _seconds,
+        "a number of seconds, 0 for never",
+        "0",
+        ("HVD_STALL_SHUTDOWN_TIME", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"),
+        same_everywhere=False,
+    ),
 }
 
 
@@ -106,7 +128,7 @@ def agree(settings: Mapping[str, Value], store: Store) -> None:
     """
     first = json.loads(store.compare_set("settings", "", json.dumps(settings)))
     for name, value in settings.items():
-        if first[name] != value:
+        if _SETTINGS[name].same_everywhere and first[name] != value:
             raise ValueError(
                 f"{' or '.join(_SETTINGS[name].variables)} or Options.{name} is {value!r} on this "
                 f"rank but {first[name]!r} on another; all ranks must have the same"

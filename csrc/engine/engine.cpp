@@ -4,49 +4,11 @@
 #include "common/fork.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
-#include <limits>
-#include <sstream>
 
 namespace hvd {
-
-namespace {
-
-// While its callers submit one thing after the other and none waits, a rank
-// holds small collectives back, for the first frame to tell how many there are.
-constexpr std::chrono::microseconds kPause{50};
-constexpr std::chrono::milliseconds kLongestHold{1};
-
-// How long an operation is stuck before the ranks compare where they are.
-constexpr std::chrono::seconds kFirstLook{1};
-constexpr std::chrono::seconds kLongestLook{60};
-// How long an error message waits for the word of the other ranks.
-constexpr std::chrono::seconds kPatience{2};
-
-void join_all(std::vector<std::thread> threads) {
-  for (auto& thread : threads) {
-    if (thread.get_id() == std::this_thread::get_id()) {
-      thread.detach(); // called from a callback; the thread keeps the engine
-    } else {
-      thread.join();
-    }
-  }
-}
-
-/// The track whose background thread this is, if any.
-thread_local const Track* background_of = nullptr;
-
-} // namespace
-
-template <typename Body>
-std::thread Engine::make_thread(Body body) {
-  return std::thread([self = shared_from_this(),
-                      body = std::move(body)]() mutable { body(*self); });
-}
 
 Engine::Engine(
     std::unique_ptr<Transport> transport,
@@ -93,6 +55,7 @@ void Engine::submit(const std::shared_ptr<Operation>& operation) {
   operation->remaining = operation->collectives.size();
   for (auto& collective : operation->collectives) {
     collective.seq = submitted_++;
+    last_called_ = collective.signature;
     waiting_.push_back(
         {operation, &collective, agreement_.enlist(collective), now});
     pending_.push_back({operation, &collective, false, nullptr, {}});
@@ -351,7 +314,7 @@ void Engine::conclude(Lock& lock, Aftermath& aftermath) {
   if (runs_user_code) {
     // They may wait for operations that only another thread can drive then.
     for (auto* track : tracks_) {
-      track->free_threads -= background_of == track;
+      track->free_threads -= background_of_ == track;
       ensure_background_thread(*track);
     }
   }
@@ -364,138 +327,9 @@ void Engine::conclude(Lock& lock, Aftermath& aftermath) {
   lock.lock();
   if (runs_user_code) {
     for (auto* track : tracks_) {
-      track->free_threads += background_of == track;
+      track->free_threads += background_of_ == track;
     }
   }
-}
-
-void Engine::give_up(Lock& lock, const Batch& batch, const std::string& error) {
-  if (failing_) {
-    return; // torn down with the group: the cause is elsewhere
-  }
-  failing_ = true;
-  lock.unlock();
-  transport_->abort();
-  const std::string message = explain(batch, error);
-  lock.lock();
-  fail(message);
-}
-
-void Engine::fail(const std::string& message) {
-  failing_ = true;
-  if (!error_) {
-    error_ = backend_error(message);
-    failure_ = message;
-  }
-}
-
-void Engine::fail_pending(Lock& lock, Aftermath& aftermath) {
-  const auto held = [](const Track* track) {
-    return track->starting || track->finishing;
-  };
-  if (!error_ || std::any_of(tracks_.begin(), tracks_.end(), held)) {
-    return; // whoever holds a role still uses a batch, and calls this later
-  }
-  for (auto* track : tracks_) {
-    std::move(
-        track->started.begin(),
-        track->started.end(),
-        std::back_inserter(aftermath.batches));
-    track->started.clear();
-    track->queue.clear(); // their operations are in `pending_`
-  }
-  waiting_.clear();
-  for (auto& part : pending_) {
-    if (!part.finished) {
-      part.finished = true;
-      part.error = error_;
-    }
-  }
-  retire(lock, aftermath);
-}
-
-void Engine::run_apart(std::function<void()> body) {
-  Lock lock(mutex_);
-  if (stop_) {
-    return;
-  }
-  join_all(std::exchange(threads_over_, {}));
-  threads_apart_.push_back(
-      make_thread([body = std::move(body)](Engine& engine) mutable {
-        std::exchange(body, nullptr)();
-        Lock relock(engine.mutex_);
-        auto& apart = engine.threads_apart_;
-        const auto self =
-            std::find_if(apart.begin(), apart.end(), [](const auto& thread) {
-              return thread.get_id() == std::this_thread::get_id();
-            });
-        if (self != apart.end()) { // shutdown() may have taken it
-          engine.threads_over_.push_back(std::move(*self));
-          apart.erase(self);
-        }
-      }));
-}
-
-void Engine::shutdown() noexcept {
-  if (forked()) {
-    return;
-  }
-  std::vector<std::thread> threads;
-  {
-    Lock lock(mutex_);
-    closed_ = true;
-    const auto is_empty = [](const Track* track) {
-      return track->started.empty() && track->queue.empty();
-    };
-    while (!waiting_.empty() ||
-           !std::all_of(tracks_.begin(), tracks_.end(), is_empty)) {
-      const auto driven = std::find_if(
-          tracks_.begin(), tracks_.end(), [this](const auto* track) {
-            return !is_idle(*track);
-          });
-      if (driven == tracks_.end()) {
-        progress_.wait(lock);
-      } else {
-        work_off(lock, **driven);
-      }
-    }
-    stop_ = true;
-    const bool some_wait_apart = !threads_apart_.empty();
-    for (auto* some : {&threads_, &threads_apart_, &threads_over_}) {
-      std::move(some->begin(), some->end(), std::back_inserter(threads));
-      some->clear();
-    }
-    if (some_wait_apart) {
-      lock.unlock();
-      transport_->abort(); // nothing else ends a receive that nobody serves
-    }
-  }
-  for (auto* track : tracks_) {
-    track->work_ready.notify_all();
-  }
-  stopped_.notify_all();
-  join_all(std::move(threads));
-}
-
-void Engine::abort(const std::string& reason) noexcept {
-  if (forked()) {
-    return;
-  }
-  Aftermath aftermath;
-  Lock lock(mutex_);
-  if (!error_) {
-    fail(reason);
-    lock.unlock();
-    transport_->abort();
-    lock.lock();
-  }
-  fail_pending(lock, aftermath);
-  conclude(lock, aftermath);
-}
-
-bool Engine::failed() {
-  Lock lock(mutex_);
-  return error_ != nullptr;
 }
 
 bool Engine::forked() const {
@@ -505,144 +339,6 @@ bool Engine::forked() const {
 uint64_t Engine::submitted() {
   Lock lock(mutex_);
   return submitted_;
-}
-
-void Engine::check_usable(const char* call) {
-  if (forked()) {
-    refuse(call); // its lock may be held by a thread that does not exist here
-  }
-  Lock lock(mutex_);
-  if (error_ || closed_) {
-    refuse(call);
-  }
-}
-
-void Engine::refuse(const std::string& call) const {
-  TORCH_CHECK(
-      !forked(),
-      "hvd: ",
-      call,
-      ": this process was forked after the process group was made and cannot "
-      "use it; call init_process_group in the child, or start it with the "
-      "spawn "
-      "or forkserver method");
-  if (error_) {
-    std::rethrow_exception(backend_error(
-        "hvd: " + call + " on process group " + witness_.group() +
-        ", which has failed. " + failure_));
-  }
-  TORCH_CHECK(
-      false,
-      "hvd: ",
-      call,
-      ": process group ",
-      witness_.group(),
-      " has been shut down");
-}
-
-std::string Engine::explain(const Batch& batch, const std::string& error) {
-  const Collective& collective = *batch.items[0].collective;
-  std::ostringstream out;
-  out << "hvd: " << collective.signature.describe() << ", number "
-      << collective.seq << " in process group " << witness_.group()
-      << ", failed on rank " << transport_->rank() << ": ";
-  if (Clock::now() >= batch.deadline) {
-    out << "timed out after " << collective.timeout.count() << " ms. ";
-  }
-  std::lock_guard<std::mutex> guard(witness_mutex_);
-  const Witness::Place place{collective.seq, collective.signature};
-  witness_.tell(place);
-  const auto places = witness_.ask(kPatience);
-  if (place.differs(places)) {
-    out << "the ranks called different collectives";
-  } else {
-    out << error;
-  }
-  out << ". Where the ranks were: " << witness_.report(places);
-  return out.str();
-}
-
-void Engine::ensure_background_thread(Track& track) {
-  if (track.free_threads == 0 && !stop_) {
-    ++track.free_threads;
-    threads_.push_back(
-        make_thread([&track](Engine& engine) { engine.background(track); }));
-  }
-}
-
-void Engine::background(Track& track) {
-  background_of = &track;
-  Lock lock(mutex_);
-  while (true) {
-    ++track.sleeping;
-    track.work_ready.wait(
-        lock, [&] { return stop_ || is_held(track) || !is_idle(track); });
-    --track.sleeping;
-    if (stop_) {
-      return;
-    }
-    if (is_held(track)) {
-      hold(lock, track);
-      start_all(lock);
-    } else {
-      work_off(lock, track);
-    }
-  }
-}
-
-void Engine::hold(Lock& lock, Track& track) {
-  const auto latest = Clock::now() + kLongestHold;
-  while (is_held(track) && !stop_) {
-    const auto now = Clock::now();
-    const auto pause = submitting_ > 0 ? now : last_submitted_;
-    const auto until = std::min(latest, pause + kPause);
-    if (now >= until) {
-      return;
-    }
-    track.work_ready.wait_until(lock, until);
-  }
-}
-
-const Collective* Engine::oldest_started() const {
-  const Collective* oldest = nullptr;
-  for (const auto* track : tracks_) {
-    if (!track->started.empty()) {
-      const auto* first = track->started.front().items[0].collective;
-      oldest = oldest != nullptr && oldest->seq < first->seq ? oldest : first;
-    }
-  }
-  return oldest;
-}
-
-void Engine::watch() {
-  constexpr auto kNowhere = std::numeric_limits<uint64_t>::max();
-  uint64_t stuck_at = kNowhere;
-  auto interval = kFirstLook;
-  Lock lock(mutex_);
-  while (!stopped_.wait_for(lock, interval, [this] { return stop_; })) {
-    const Collective* const oldest = oldest_started();
-    const uint64_t at = oldest != nullptr ? oldest->seq : kNowhere;
-    if (at == kNowhere || at != stuck_at) {
-      stuck_at = at;
-      interval = kFirstLook;
-      continue;
-    }
-    interval = std::min(interval * 2, kLongestLook);
-    const Witness::Place place{at, oldest->signature};
-    lock.unlock();
-    if (differs_elsewhere(place)) {
-      // Whoever waits for the operation finds it failed, here and on every
-      // other rank, and explains why.
-      transport_->abort();
-    }
-    lock.lock();
-  }
-}
-
-bool Engine::differs_elsewhere(const Witness::Place& place) {
-  std::lock_guard<std::mutex> guard(witness_mutex_);
-  witness_.tell(place);
-  return place.differs(witness_.ask(std::chrono::milliseconds(0)));
 }
 
 } // namespace hvd

@@ -27,6 +27,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   struct Settings {
     Limits limits;
     bool check = false; ///< compare before every collective
+    Clock::duration stall_check{0}; ///< when to log what waits; 0: never
+    Clock::duration stall_shutdown{0}; ///< when to fail it; 0: never
   };
 
   Engine(
@@ -130,12 +132,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void fail_pending(Lock& lock, Aftermath& aftermath);
   [[noreturn]] void refuse(const std::string& call) const;
 
-  template <typename Body>
-  std::thread make_thread(Body body);
+  std::thread make_thread(std::function<void(Engine&)> body);
   void ensure_background_thread(Track& track);
   void background(Track& track);
   void watch();
-  const Collective* oldest_started() const;
+  Witness::Place place() const;
+  std::string describe_stall(const Witness::Place& place, Clock::duration age);
   /// Whether another rank has said that it called something else in this place.
   bool differs_elsewhere(const Witness::Place& place);
 
@@ -143,6 +145,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const std::shared_ptr<Statistics> statistics_;
   const Settings settings_;
   const int fork_depth_;
+  /// The track whose background thread this is, if any.
+  static thread_local const Track* background_of_;
 
   std::mutex witness_mutex_; ///< taken without `mutex_`
   Witness witness_;
@@ -160,6 +164,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   LargeTrack large_;
   const std::array<Track*, 2> tracks_;
   uint64_t submitted_ = 0;
+  Signature last_called_;
   Deadline last_submitted_; ///< for which nobody waits yet
   size_t submitting_ = 0; ///< callers that are starting large collectives
   uint64_t batches_ = 0;

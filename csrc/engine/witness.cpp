@@ -53,7 +53,8 @@ c10::intrusive_ptr<c10d::Store> second_connection(
 bool Witness::Place::differs(
     const std::vector<std::optional<Place>>& others) const {
   return std::any_of(others.begin(), others.end(), [this](const auto& other) {
-    return other && other->seq == seq && other->signature != signature;
+    return other && other->waiting && other->seq == seq &&
+        other->signature != signature;
   });
 }
 
@@ -124,12 +125,34 @@ std::string Witness::report(
     out << (rank == 0 ? "" : "; ") << "rank " << rank << ' ';
     if (places[rank]) {
       out << "called " << places[rank]->signature.describe() << " as number "
-          << places[rank]->seq;
+          << places[rank]->seq
+          << (places[rank]->waiting ? "" : ", its last, and waits for nothing");
     } else {
       out << "left no word (it has died, or has not called anything)";
     }
   }
   return out.str();
+}
+
+std::string Witness::missing(
+    uint64_t seq,
+    const std::vector<std::optional<Place>>& places) const {
+  std::ostringstream out;
+  const char* separator = "";
+  for (int rank = 0; rank < size_; ++rank) {
+    const auto& place = places[rank];
+    if (place && place->submitted > seq) {
+      continue;
+    }
+    out << std::exchange(separator, "; ") << "rank " << rank;
+    if (place) {
+      out << ", which last called " << place->signature.describe()
+          << " as number " << place->seq;
+    } else {
+      out << ", of which nothing is known";
+    }
+  }
+  return *separator == '\0' ? "no rank" : out.str();
 }
 
 } // namespace hvd

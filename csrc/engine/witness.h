@@ -26,10 +26,12 @@ class Witness {
       std::string group);
 
   struct Place {
+    bool waiting = false; ///< for number `seq`; else for nothing
     uint64_t seq = 0;
-    Signature signature;
+    Signature signature; ///< of that, or of the last one called
+    uint64_t submitted = 0; ///< collectives this rank has called
 
-    /// Whether one of `others` called something else in this place.
+    /// Whether one of `others` waits for something else in this place.
     bool differs(const std::vector<std::optional<Place>>& others) const;
   };
 
@@ -41,6 +43,11 @@ class Witness {
 
   /// One sentence from the answers of ask().
   std::string report(const std::vector<std::optional<Place>>& places) const;
+
+  /// One sentence on the ranks that have not called number `seq`.
+  std::string missing(
+      uint64_t seq,
+      const std::vector<std::optional<Place>>& places) const;
 
   const std::string& group() const {
     return group_;

@@ -1,0 +1,258 @@
+// What the engine does when something is wrong or takes too long.
+
+#include "engine/engine.h"
+
+#include "common/error.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
+
+#include <algorithm>
+#include <iterator>
+#include <sstream>
+
+namespace hvd {
+
+namespace {
+
+// How long an operation is stuck before the ranks compare where they are.
+constexpr std::chrono::seconds kFirstLook{1};
+constexpr std::chrono::seconds kLongestLook{60};
+// How long an error message waits for the word of the other ranks.
+constexpr std::chrono::seconds kPatience{2};
+// How long a rank has nothing to do before it says so to others that may wait.
+constexpr std::chrono::seconds kIdle{10};
+
+double seconds(Clock::duration time) {
+  return std::chrono::duration<double>(time).count();
+}
+
+} // namespace
+
+void Engine::give_up(Lock& lock, const Batch& batch, const std::string& error) {
+  if (failing_) {
+    return; // torn down with the group: the cause is elsewhere
+  }
+  failing_ = true;
+  lock.unlock();
+  transport_->abort();
+  const std::string message = explain(batch, error);
+  lock.lock();
+  fail(message);
+}
+
+void Engine::fail(const std::string& message) {
+  failing_ = true;
+  if (!error_) {
+    error_ = backend_error(message);
+    failure_ = message;
+  }
+}
+
+void Engine::fail_pending(Lock& lock, Aftermath& aftermath) {
+  const auto held = [](const Track* track) {
+    return track->starting || track->finishing;
+  };
+  if (!error_ || std::any_of(tracks_.begin(), tracks_.end(), held)) {
+    return; // whoever holds a role still uses a batch, and calls this later
+  }
+  for (auto* track : tracks_) {
+    std::move(
+        track->started.begin(),
+        track->started.end(),
+        std::back_inserter(aftermath.batches));
+    track->started.clear();
+    track->queue.clear(); // their operations are in `pending_`
+  }
+  waiting_.clear();
+  for (auto& part : pending_) {
+    if (!part.finished) {
+      part.finished = true;
+      part.error = error_;
+    }
+  }
+  retire(lock, aftermath);
+}
+
+void Engine::abort(const std::string& reason) noexcept {
+  if (forked()) {
+    return;
+  }
+  Aftermath aftermath;
+  Lock lock(mutex_);
+  if (!error_) {
+    fail(reason);
+    lock.unlock();
+    transport_->abort();
+    lock.lock();
+  }
+  fail_pending(lock, aftermath);
+  conclude(lock, aftermath);
+}
+
+bool Engine::failed() {
+  Lock lock(mutex_);
+  return error_ != nullptr;
+}
+
+void Engine::check_usable(const char* call) {
+  if (forked()) {
+    refuse(call); // its lock may be held by a thread that does not exist here
+  }
+  Lock lock(mutex_);
+  if (error_ || closed_) {
+    refuse(call);
+  }
+}
+
+void Engine::refuse(const std::string& call) const {
+  TORCH_CHECK(
+      !forked(),
+      "hvd: ",
+      call,
+      ": this process was forked after the process group was made and cannot "
+      "use it; call init_process_group in the child, or start it with the "
+      "spawn "
+      "or forkserver method");
+  if (error_) {
+    std::rethrow_exception(backend_error(
+        "hvd: " + call + " on process group " + witness_.group() +
+        ", which has failed. " + failure_));
+  }
+  TORCH_CHECK(
+      false,
+      "hvd: ",
+      call,
+      ": process group ",
+      witness_.group(),
+      " has been shut down");
+}
+
+std::string Engine::explain(const Batch& batch, const std::string& error) {
+  const Collective& collective = *batch.items[0].collective;
+  std::ostringstream out;
+  out << "hvd: " << collective.signature.describe() << ", number "
+      << collective.seq << " in process group " << witness_.group()
+      << ", failed on rank " << transport_->rank() << ": ";
+  if (Clock::now() >= batch.deadline) {
+    out << "timed out after " << collective.timeout.count() << " ms. ";
+  }
+  const Witness::Place place{
+      true, collective.seq, collective.signature, submitted()};
+  std::lock_guard<std::mutex> guard(witness_mutex_);
+  witness_.tell(place);
+  const auto places = witness_.ask(kPatience);
+  if (place.differs(places)) {
+    out << "the ranks called different collectives";
+  } else {
+    out << error;
+  }
+  out << ". Where the ranks were: " << witness_.report(places);
+  return out.str();
+}
+
+Witness::Place Engine::place() const {
+  Witness::Place place;
+  place.submitted = submitted_;
+  place.seq = submitted_ - 1;
+  place.signature = last_called_;
+  for (const auto* track : tracks_) {
+    if (track->started.empty()) {
+      continue;
+    }
+    const auto& first = *track->started.front().items[0].collective;
+    if (!place.waiting || first.seq < place.seq) {
+      place.waiting = true;
+      place.seq = first.seq;
+      place.signature = first.signature;
+    }
+  }
+  return place;
+}
+
+void Engine::watch() {
+  using std::chrono::duration_cast;
+  const auto check = settings_.stall_check;
+  const auto shutdown = settings_.stall_shutdown;
+  auto tick = Clock::duration(kFirstLook);
+  auto idle = Clock::duration(kIdle);
+  for (const auto limit : {check, shutdown}) {
+    if (limit > Clock::duration::zero()) {
+      tick = std::min(tick, limit / 4);
+      idle = std::min(idle, limit / 4);
+    }
+  }
+  Witness::Place last;
+  auto since = Clock::now(); // this rank came to where it is
+  auto next_look = since;
+  auto next_report = since;
+  auto interval = Clock::duration(kFirstLook);
+  bool told = false;
+  Lock lock(mutex_);
+  while (!stopped_.wait_for(lock, tick, [this] { return stop_; })) {
+    const Witness::Place now_at = place();
+    const auto now = Clock::now();
+    if (failing_) {
+      continue;
+    }
+    if (now_at.waiting != last.waiting || now_at.seq != last.seq) {
+      last = now_at;
+      since = now;
+      interval = kFirstLook;
+      next_look = now + interval;
+      next_report = now + check;
+      told = false;
+      continue;
+    }
+    lock.unlock();
+    if (!now_at.waiting) {
+      if (!told && now - since >= idle) {
+        told = true;
+        std::lock_guard<std::mutex> guard(witness_mutex_);
+        witness_.tell(now_at);
+      }
+    } else {
+      if (now >= next_look) {
+        interval = std::min(interval * 2, Clock::duration(kLongestLook));
+        next_look = now + interval;
+        if (differs_elsewhere(now_at)) {
+          // Whoever waits for the operation finds it failed, here and on every
+          // other rank, and explains why.
+          transport_->abort();
+        }
+      }
+      if (check > Clock::duration::zero() && now >= next_report) {
+        next_report = now + check;
+        LOG(WARNING) << describe_stall(now_at, now - since);
+      }
+      if (shutdown > Clock::duration::zero() && now - since >= shutdown) {
+        abort(
+            describe_stall(now_at, now - since) +
+            ". HVD_STALL_SHUTDOWN_TIME allows no more");
+      }
+    }
+    lock.lock();
+  }
+}
+
+bool Engine::differs_elsewhere(const Witness::Place& place) {
+  std::lock_guard<std::mutex> guard(witness_mutex_);
+  witness_.tell(place);
+  return place.differs(witness_.ask(std::chrono::milliseconds(0)));
+}
+
+std::string Engine::describe_stall(
+    const Witness::Place& place,
+    Clock::duration age) {
+  std::lock_guard<std::mutex> guard(witness_mutex_);
+  const auto places = witness_.ask(std::chrono::milliseconds(0));
+  std::ostringstream out;
+  out.precision(3);
+  out << "hvd: " << place.signature.describe() << ", number " << place.seq
+      << " in process group " << witness_.group()
+      << ", has been waiting on rank " << transport_->rank() << " for "
+      << seconds(age) << " s. Missing: " << witness_.missing(place.seq, places);
+  return out.str();
+}
+
+} // namespace hvd

@@ -1,0 +1,140 @@
+// The engine's threads: how they start, what they do, and how they end.
+
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace hvd {
+
+namespace {
+
+// While its callers submit one thing after the other and none waits, a rank
+// holds small collectives back, for the first frame to tell how many there are.
+constexpr std::chrono::microseconds kPause{50};
+constexpr std::chrono::milliseconds kLongestHold{1};
+
+void join_all(std::vector<std::thread> threads) {
+  for (auto& thread : threads) {
+    if (thread.get_id() == std::this_thread::get_id()) {
+      thread.detach(); // called from a callback; the thread keeps the engine
+    } else {
+      thread.join();
+    }
+  }
+}
+
+} // namespace
+
+thread_local const Track* Engine::background_of_ = nullptr;
+
+std::thread Engine::make_thread(std::function<void(Engine&)> body) {
+  return std::thread(
+      [self = shared_from_this(), body = std::move(body)] { body(*self); });
+}
+
+void Engine::ensure_background_thread(Track& track) {
+  if (track.free_threads == 0 && !stop_) {
+    ++track.free_threads;
+    threads_.push_back(
+        make_thread([&track](Engine& engine) { engine.background(track); }));
+  }
+}
+
+void Engine::background(Track& track) {
+  background_of_ = &track;
+  Lock lock(mutex_);
+  while (true) {
+    ++track.sleeping;
+    track.work_ready.wait(
+        lock, [&] { return stop_ || is_held(track) || !is_idle(track); });
+    --track.sleeping;
+    if (stop_) {
+      return;
+    }
+    if (is_held(track)) {
+      hold(lock, track);
+      start_all(lock);
+    } else {
+      work_off(lock, track);
+    }
+  }
+}
+
+void Engine::hold(Lock& lock, Track& track) {
+  const auto latest = Clock::now() + kLongestHold;
+  while (is_held(track) && !stop_) {
+    const auto now = Clock::now();
+    const auto pause = submitting_ > 0 ? now : last_submitted_;
+    const auto until = std::min(latest, pause + kPause);
+    if (now >= until) {
+      return;
+    }
+    track.work_ready.wait_until(lock, until);
+  }
+}
+
+void Engine::run_apart(std::function<void()> body) {
+  Lock lock(mutex_);
+  if (stop_) {
+    return;
+  }
+  join_all(std::exchange(threads_over_, {}));
+  threads_apart_.push_back(
+      make_thread([body = std::move(body)](Engine& engine) mutable {
+        std::exchange(body, nullptr)();
+        Lock relock(engine.mutex_);
+        auto& apart = engine.threads_apart_;
+        const auto self =
+            std::find_if(apart.begin(), apart.end(), [](const auto& thread) {
+              return thread.get_id() == std::this_thread::get_id();
+            });
+        if (self != apart.end()) { // shutdown() may have taken it
+          engine.threads_over_.push_back(std::move(*self));
+          apart.erase(self);
+        }
+      }));
+}
+
+void Engine::shutdown() noexcept {
+  if (forked()) {
+    return;
+  }
+  std::vector<std::thread> threads;
+  {
+    Lock lock(mutex_);
+    closed_ = true;
+    const auto is_empty = [](const Track* track) {
+      return track->started.empty() && track->queue.empty();
+    };
+    while (!waiting_.empty() ||
+           !std::all_of(tracks_.begin(), tracks_.end(), is_empty)) {
+      const auto driven = std::find_if(
+          tracks_.begin(), tracks_.end(), [this](const auto* track) {
+            return !is_idle(*track);
+          });
+      if (driven == tracks_.end()) {
+        progress_.wait(lock);
+      } else {
+        work_off(lock, **driven);
+      }
+    }
+    stop_ = true;
+    const bool some_wait_apart = !threads_apart_.empty();
+    for (auto* some : {&threads_, &threads_apart_, &threads_over_}) {
+      std::move(some->begin(), some->end(), std::back_inserter(threads));
+      some->clear();
+    }
+    if (some_wait_apart) {
+      lock.unlock();
+      transport_->abort(); // nothing else ends a receive that nobody serves
+    }
+  }
+  for (auto* track : tracks_) {
+    track->work_ready.notify_all();
+  }
+  stopped_.notify_all();
+  join_all(std::move(threads));
+}
+
+} // namespace hvd

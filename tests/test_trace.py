@@ -1,0 +1,245 @@
+"""What users see of the engine: statistics, timeline, reports, and the report of a stall."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import torch_hvd
+from calls import LARGE, SMALL, expect_error
+from launch import launch
+from ranks import RankPool
+from torch_hvd import report
+
+
+def counts() -> dict[str, Any]:
+    """Of the group made last."""
+    return torch_hvd.statistics()[-1]
+
+
+@pytest.mark.ranks(2, 3)
+def test_lone_calls_have_no_extra_exchange() -> None:
+    size = dist.get_world_size()
+    group = dist.new_group()
+    tensor = torch.ones(SMALL)
+    for _ in range(10):
+        dist.all_reduce(tensor, group=group)
+    seen = counts()
+    assert (seen["frames"], seen["responses"], seen["tensors"]) == (10, 10, 10)
+    assert seen["tensor_bytes"] == 10 * tensor.nbytes
+    assert seen["wire_bytes"] == 10 * (64 + tensor.nbytes) * (size - 1)
+
+    dist.all_reduce(torch.ones(LARGE), group=group)
+    after = counts()
+    assert (after["frames"], after["responses"]) == (10, 11)
+    # Shards out and sums back, and the longer ones where the size does not divide.
+    least = 2 * 4 * LARGE * (size - 1) // size
+    assert 0 <= after["wire_bytes"] - seen["wire_bytes"] - least <= 4 * 2 * size
+    assert after["fusion_buffer_bytes"] == 0
+    assert 0 < after["waiting"] < after["elapsed"]
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_burst_takes_few_frames() -> None:
+    """Some 200 small tensors, in the sizes of a ResNet, and larger ones between them."""
+    group = dist.new_group()
+    sizes = [(64, 64, 256, 4096, 36_864)[k % 5] for k in range(161)]
+    for _ in range(3):
+        before = counts()["frames"]
+        tensors = [torch.ones(size) for size in sizes]
+        works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+        for work in works:
+            assert work is not None
+            work.wait()
+        small = sum(4 * size <= 65536 for size in sizes)
+        assert small > 100
+        # Usually 2 or 3; how many is a matter of time, one for each would be none.
+        assert counts()["frames"] - before < small / 4
+    assert counts()["fusion_buffer_bytes"] > 65536
+
+
+@pytest.mark.ranks(2)
+def test_rows_by_size() -> None:
+    group = dist.new_group()
+    for count in (100, 1000, 5_000_000):
+        dist.all_reduce(torch.ones(count), group=group)
+    rows = [row for row in counts()["rows"] if row["count"]]
+    assert [row["upto"] for row in rows] == [1e3, 1e6, 2e7]
+    assert [row["bytes"] for row in rows] == [400, 4000, 2e7]
+    for row in rows:
+        assert row["tensors"] == 1
+        assert row["rates"] == pytest.approx(row["bytes"] / row["seconds"])
+
+
+def traced(folder: str) -> int:
+    group = dist.new_group()
+    dist.barrier(group=group)
+    torch_hvd.start_timeline(folder)
+    with pytest.raises(RuntimeError, match="already"):
+        torch_hvd.start_timeline(folder)
+    works = [
+        dist.all_reduce(torch.ones(count), group=group, async_op=True)
+        for count in (3, 700, LARGE, 5) * 10
+    ]
+    for work in works:
+        assert work is not None
+        work.wait()
+    dist.broadcast(torch.ones(LARGE), src=0, group=group)
+    dist.barrier(group=group)
+    torch_hvd.stop_timeline()
+    torch_hvd.stop_timeline()
+    dist.barrier(group=group)
+    return len(works) + 2
+
+
+STAGES = ["agree", "pack", "exchange", "unpack", "complete"]
+
+
+def check_nest(events: list[report.Event]) -> None:
+    """One collective: an outer slice, and in it the stages, one after the other."""
+    outer, *inner, end = events
+    assert (outer["ph"], end["ph"], outer["name"]) == ("b", "e", end["name"])
+    assert set(outer["args"]) == {"seq", "bytes", "batch", "transport"}
+    assert [e["name"] for e in inner] == [stage for stage in STAGES for _ in "be"]
+    assert [e["ph"] for e in inner] == ["b", "e"] * len(STAGES)
+    times = [e["ts"] for e in events]
+    assert times == sorted(times)
+
+
+@pytest.mark.ranks(2, 3)
+def test_timeline(pool: RankPool, tmp_path: Path) -> None:
+    made = pool.run(traced, str(tmp_path))
+    report.main(["timeline", str(tmp_path)])
+    events = json.loads((tmp_path / "timeline.json").read_text())
+    for rank in range(pool.size):
+        of_rank = [e for e in events if e["pid"] == rank]
+        assert of_rank[0]["args"]["name"] == f"rank {rank}"
+        nests: dict[str, list[report.Event]] = {}
+        for event in of_rank[1:]:
+            nests.setdefault(event["id"], []).append(event)
+        assert len(nests) == made[rank], "an operation is missing"
+        for nest in nests.values():
+            check_nest(nest)
+        names = Counter(nest[0]["name"].split("(")[0] for nest in nests.values())
+        assert names == {"all_reduce": made[rank] - 2, "broadcast": 1, "barrier": 1}
+
+
+@pytest.mark.ranks(2)
+def test_timelines_of_hosts_with_other_clocks(pool: RankPool, tmp_path: Path) -> None:
+    """A rank whose clock is 5 s ahead, and whose wall clock is an hour wrong, is put in place."""
+    pool.run(traced, str(tmp_path))
+    reference, ahead = (
+        json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)
+    )
+    for event in ahead[1:]:
+        event["ts"] += 5e6
+    ahead[0]["args"]["wall_clock_offset_us"] += 3.6e9
+    found = report.clock_offset(reference, ahead)
+    assert found == pytest.approx(-5e6, abs=20e3)
+
+
+def test_timeline_of_a_rank_that_died(tmp_path: Path) -> None:
+    whole = (
+        '[{"ph":"M","name":"process_name","pid":0,"args":{"wall_clock_offset_us":0.0}},\n'
+        '{"ph":"b","name":"a","pid":0,"id":"0/0","ts":1.0},\n'
+    )
+    (tmp_path / "rank-0.json").write_text(whole + '{"ph":"e","na')
+    assert [event["name"] for event in report.merge_timelines(tmp_path)] == ["process_name", "a"]
+
+
+def test_report_of_nothing(tmp_path: Path) -> None:
+    for command in ("timeline", "stats"):
+        with pytest.raises(SystemExit, match=r"holds no rank-N\.json"):
+            report.main([command, str(tmp_path)])
+
+
+def test_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """HVD_STATS and HVD_TIMELINE need no change of the program, nor that it destroys its groups."""
+    out = tmp_path / "out"
+    environment = {name: str(out / name) for name in ("HVD_STATS", "HVD_TIMELINE")}
+    ended = launch(
+        "for n in (4, 300_000): dist.all_reduce(torch.ones(n))",
+        2,
+        env={**environment, "HVD_STATS_EDGES": "0.001,2"},
+    )
+    assert [process.returncode for process in ended] == [0, 0], ended
+    out, timeline = out / "HVD_STATS", out / "HVD_TIMELINE"
+    report.main(["timeline", str(timeline)])
+    events = json.loads((timeline / "timeline.json").read_text())
+    assert sum(e["name"].startswith("all_reduce") and e["ph"] == "b" for e in events) == 4
+    capsys.readouterr()
+    report.main(["stats", str(out), "--rank", "1"])
+    printed = capsys.readouterr().out
+    assert "Rank 1" in printed and "Rank 0" not in printed
+    assert "| (0, 1 KB] | 1 | 1.0 |" in printed
+    assert "| (1 KB, 2 MB] | 1 | 1.0 | 1.2 |" in printed
+    with pytest.raises(SystemExit, match="nothing of rank 7"):
+        report.main(["stats", str(out), "--rank", "7"])
+
+
+@contextmanager
+def captured_stderr() -> Iterator[list[str]]:
+    """What is written to file descriptor 2, by C++ too; the list is filled at the end."""
+    lines: list[str] = []
+    with tempfile.TemporaryFile("w+") as file:
+        saved = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lines
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+            file.seek(0)
+            lines += file.read().splitlines()
+
+
+def late(count: int) -> None:
+    """The last rank is late by four check times; the others learn who is missing."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.broadcast(torch.ones(SMALL), src=0)
+    with captured_stderr() as lines:
+        if rank == size - 1:
+            time.sleep(4)
+        dist.all_reduce(torch.ones(count))
+    said = [line for line in lines if "has been waiting" in line]
+    if rank == size - 1:
+        assert not said, said
+        return
+    assert 1 <= len(said) <= 4, lines
+    called = f"all_reduce(float32[{count}], SUM), number 1"
+    assert called in said[-1], said
+    assert f"Missing: rank {size - 1}, which last called broadcast(float32[4], root=0)" in said[-1]
+    assert f"on rank {rank}" in said[-1]
+
+
+@pytest.mark.parametrize("count", [SMALL, LARGE])
+def test_stall_report(count: int) -> None:
+    with RankPool(3, env={"HVD_STALL_CHECK_TIME": "1", "TORCH_CPP_LOG_LEVEL": "WARNING"}) as pool:
+        pool.run(late, count)
+
+
+def never_comes() -> None:
+    group = dist.new_group(timeout=timedelta(seconds=60))
+    dist.all_reduce(torch.ones(SMALL), group=group)
+    if dist.get_rank() == 0:
+        text = expect_error(lambda: dist.all_reduce(torch.ones(LARGE), group=group), within=6)
+        assert "HVD_STALL_SHUTDOWN_TIME" in text and "Missing: rank 1" in text, text
+    else:
+        time.sleep(3)
+
+
+def test_stall_shutdown() -> None:
+    with RankPool(2, env={"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1.5"}) as pool:
+        pool.run(never_comes)
