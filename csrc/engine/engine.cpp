@@ -300,8 +300,11 @@ void Engine::work_off(Lock& lock, Track& track) {
   Aftermath aftermath;
   finish_front(lock, track, aftermath);
   progress_.notify_all();
-  if (!track.started.empty()) {
-    track.work_ready.notify_one();
+  // The memory that this batch has given back may have let the other track go.
+  for (auto* each : tracks_) {
+    if (!is_idle(*each)) {
+      each->work_ready.notify_one();
+    }
   }
   conclude(lock, aftermath);
 }

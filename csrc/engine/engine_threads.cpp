@@ -104,11 +104,9 @@ void Engine::shutdown() noexcept {
   {
     Lock lock(mutex_);
     closed_ = true;
-    const auto is_empty = [](const Track* track) {
-      return track->started.empty() && track->queue.empty();
-    };
-    while (!waiting_.empty() ||
-           !std::all_of(tracks_.begin(), tracks_.end(), is_empty)) {
+    start_all(lock);
+    // Not the queues: a batch that is being started is in none of them.
+    while (!pending_.empty() || retiring_) {
       const auto driven = std::find_if(
           tracks_.begin(), tracks_.end(), [this](const auto* track) {
             return !is_idle(*track);
