@@ -4,6 +4,7 @@ pyproject.toml says the rest.
 """
 
 import os
+import shutil
 import subprocess
 import sysconfig
 from pathlib import Path
@@ -42,8 +43,35 @@ class BuildNativeModules(BuildExtension):
             for extension in self.extensions:
                 extension.extra_compile_args.append("-Werror")
 
+    def precompile(self) -> None:
+        """Has the compiler read torch's headers once, not once for each source.
+
+        A compiler to which the file means nothing, or other flags, reads them as before.
+        """
+        header = Path(self.build_temp) / "precompiled.h"
+        header.parent.mkdir(parents=True, exist_ok=True)
+        compiled = header.with_suffix(".h.gch")
+        (extension,) = self.extensions
+        flags = [
+            *self.compiler.compiler_so[1:],
+            *(f"-I{path}" for path in extension.include_dirs),
+            *extension.extra_compile_args,
+        ]
+        if not header.exists():
+            shutil.copy(ROOT / "csrc" / "precompiled.h", header)
+            command = [get_cxx_compiler(), "-x", "c++-header", *flags, header, "-o", compiled]
+            subprocess.run(command, check=False)
+        extension.extra_compile_args += ["-include", str(header)]
+
+    def build_extensions(self) -> None:
+        self.precompile()
+        super().build_extensions()
+
     def run(self) -> None:
         super().run()
+        if not self.editable_mode:  # some 400 MB
+            (Path(self.build_temp) / "precompiled.h").unlink()
+            (Path(self.build_temp) / "precompiled.h.gch").unlink(missing_ok=True)
         compiler = subprocess.check_output([get_cxx_compiler(), "--version"], text=True)
         facts = Path(self.get_ext_fullpath("torch_hvd._C")).with_name("_build.py")
         facts.write_text(
@@ -61,6 +89,7 @@ setup(
             extra_compile_args=[
                 "-O3",
                 "-g0",
+                "-std=c++20",
                 "-fvisibility=hidden",
                 "-Wall",
                 "-Wextra",
