@@ -3,6 +3,7 @@
 #include "collectives/reduce.h"
 #include "collectives/shards.h"
 
+#include <ATen/ScalarOps.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
@@ -103,41 +104,59 @@ void check_op(Verb verb, at::ScalarType dtype, ReduceOp op) {
       "BAND, BOR and BXOR integers and bool");
 }
 
-/// Reads: the tensor, or a contiguous copy.
-at::Tensor source(const at::Tensor& tensor) {
-  return tensor.contiguous();
+at::Tensor contiguous_like(const at::Tensor& tensor) {
+  return at::empty(tensor.sizes(), tensor.options());
+}
+
+/// Reads: the tensor, or a contiguous copy of it. Detached, for the caller may
+/// give `tensor` other memory while the collective is under way.
+at::Tensor source(Collective& collective, const at::Tensor& tensor) {
+  if (tensor.is_contiguous()) {
+    return tensor.detach();
+  }
+  auto stand_in = contiguous_like(tensor);
+  collective.copy_in.push_back({stand_in, tensor.detach(), {}});
+  return stand_in;
 }
 
 /// Writes: the tensor, or a contiguous one that is copied back.
 at::Tensor target(Collective& collective, const at::Tensor& tensor) {
   if (tensor.is_contiguous()) {
-    return tensor;
+    return tensor.detach();
   }
-  auto stand_in = at::empty(tensor.sizes(), tensor.options());
-  collective.copy_back.emplace_back(tensor, stand_in);
+  auto stand_in = contiguous_like(tensor);
+  collective.copy_back.emplace_back(tensor.detach(), stand_in);
   return stand_in;
 }
 
 /// Reads and writes.
 at::Tensor in_place(Collective& collective, const at::Tensor& tensor) {
-  auto stand_in = tensor.contiguous();
-  if (!stand_in.is_same(tensor)) {
-    collective.copy_back.emplace_back(tensor, stand_in);
+  auto stand_in = source(collective, tensor);
+  if (!tensor.is_contiguous()) {
+    collective.copy_back.emplace_back(tensor.detach(), stand_in);
   }
   return stand_in;
 }
 
-/// Multiplies by the factor of PREMUL_SUM; else `tensor` itself.
-at::Tensor premultiplied(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+/// The product with the factor of PREMUL_SUM; else `tensor` itself.
+at::Tensor premultiplied(
+    Collective& collective,
+    const at::Tensor& tensor,
+    const c10d::ReduceOp& op) {
   if (op != c10d::ReduceOp::PREMUL_SUM) {
     return tensor;
   }
   const auto* supplement =
       dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   TORCH_CHECK(supplement != nullptr, "hvd: ReduceOp.PREMUL_SUM has no factor");
-  return supplement->tensor_factor.defined()
-      ? tensor.mul(supplement->tensor_factor).to(tensor.scalar_type())
-      : tensor.mul(supplement->double_factor);
+  auto product = contiguous_like(tensor);
+  collective.copy_in.push_back(
+      {product,
+       tensor,
+       supplement->tensor_factor.defined()
+           ? supplement->tensor_factor
+           : at::native::wrapped_scalar_tensor(supplement->double_factor)});
+  return product;
 }
 
 ReduceOp without_factor(const c10d::ReduceOp& op) {
@@ -249,7 +268,7 @@ Collective Arguments::allreduce(
   check_dense(name(signature.verb), tensor);
   signature.count = tensor.numel();
   const auto out = in_place(collective, tensor);
-  collective.inputs = {premultiplied(out, op)};
+  collective.inputs = {premultiplied(collective, out, op)};
   collective.outputs = {out};
   return collective;
 }
@@ -264,8 +283,9 @@ Collective Arguments::reduce(
   set_root(collective, root);
   collective.signature.op = without_factor(op);
   collective.signature.count = tensor.numel();
-  const auto in = rank_ == root ? in_place(collective, tensor) : source(tensor);
-  collective.inputs = {premultiplied(in, op)};
+  const auto in =
+      rank_ == root ? in_place(collective, tensor) : source(collective, tensor);
+  collective.inputs = {premultiplied(collective, in, op)};
   if (rank_ == root) {
     collective.outputs = {in};
   }
@@ -278,7 +298,7 @@ Collective Arguments::broadcast(const at::Tensor& tensor, int64_t root) const {
   set_root(collective, root);
   collective.signature.count = tensor.numel();
   if (rank_ == root) {
-    collective.inputs = {source(tensor)};
+    collective.inputs = {source(collective, tensor)};
   } else {
     collective.outputs = {target(collective, tensor)};
   }
@@ -303,7 +323,7 @@ Collective Arguments::allgather(
       outputs[rank_],
       input.numel());
   collective.signature.counts_hash = hash_counts(outputs);
-  collective.inputs = {source(input)};
+  collective.inputs = {source(collective, input)};
   return collective;
 }
 
@@ -317,7 +337,7 @@ Collective Arguments::allgather_into(
   collective.outputs = pieces(target(collective, output), size_);
   collective.signature.count = input.numel();
   collective.signature.counts_hash = hash_counts(collective.outputs);
-  collective.inputs = {source(input)};
+  collective.inputs = {source(collective, input)};
   return collective;
 }
 
@@ -340,7 +360,7 @@ Collective Arguments::gather(
     collective.outputs.push_back(target(collective, output));
   }
   collective.signature.count = input.numel();
-  collective.inputs = {source(input)};
+  collective.inputs = {source(collective, input)};
   return collective;
 }
 
@@ -360,7 +380,7 @@ Collective Arguments::scatter(
   for (const auto& input : inputs) {
     check_dtype(Verb::Scatter, input, output);
     check_numel(Verb::Scatter, "an input", input, output.numel());
-    collective.inputs.push_back(source(input));
+    collective.inputs.push_back(source(collective, input));
   }
   collective.signature.count = output.numel() * size_;
   collective.outputs = {target(collective, output)};
@@ -378,7 +398,8 @@ Collective Arguments::reduce_scatter(
   check_op(Verb::ReduceScatter, output.scalar_type(), op);
   for (const auto& input : inputs) {
     check_dtype(Verb::ReduceScatter, input, output);
-    collective.inputs.push_back(premultiplied(source(input), op));
+    collective.inputs.push_back(
+        premultiplied(collective, source(collective, input), op));
     signature.count += input.numel();
   }
   check_numel(Verb::ReduceScatter, "the output", output, inputs[rank_].numel());
@@ -394,7 +415,12 @@ Collective Arguments::reduce_scatter_from(
     const c10d::ReduceOp& op) const {
   check_dense(name(Verb::ReduceScatter), input);
   check_numel(Verb::ReduceScatter, "the input", input, output.numel() * size_);
-  return reduce_scatter(output, pieces(source(input), size_), op);
+  Collective whole;
+  const auto inputs = pieces(source(whole, input), size_);
+  auto collective = reduce_scatter(output, inputs, op);
+  auto& copies = collective.copy_in; // of the pieces come after the whole
+  copies.insert(copies.begin(), whole.copy_in.begin(), whole.copy_in.end());
+  return collective;
 }
 
 Collective Arguments::alltoall(
@@ -406,7 +432,7 @@ Collective Arguments::alltoall(
   for (int peer = 0; peer < size_; ++peer) {
     check_dtype(Verb::Alltoall, inputs[peer], inputs[0]);
     check_dtype(Verb::Alltoall, outputs[peer], inputs[0]);
-    collective.inputs.push_back(source(inputs[peer]));
+    collective.inputs.push_back(source(collective, inputs[peer]));
     collective.outputs.push_back(target(collective, outputs[peer]));
   }
   check_numel(
@@ -425,7 +451,8 @@ Collective Arguments::alltoall_single(
   auto collective = make(Verb::Alltoall, input);
   check_dense(name(Verb::Alltoall), input);
   check_dtype(Verb::Alltoall, output, input);
-  collective.inputs = split("the input", source(input), input_splits, size_);
+  collective.inputs =
+      split("the input", source(collective, input), input_splits, size_);
   collective.outputs =
       split("the output", target(collective, output), output_splits, size_);
   check_numel(

@@ -13,8 +13,8 @@ namespace hvd {
 /// allowed; nothing has been sent then.
 ///
 /// Tensors are dense CPU tensors of any strides; those that are not contiguous
-/// get a contiguous stand-in, copied back when the collective is done. `rank`
-/// and `size` are the group's.
+/// get a contiguous stand-in, filled when the collective starts and copied back
+/// when it is done. `rank` and `size` are the group's.
 class Arguments {
  public:
   Arguments(int rank, int size, std::chrono::milliseconds timeout)

@@ -70,9 +70,24 @@ struct Collective {
   std::vector<at::Tensor> outputs;
   std::chrono::milliseconds timeout{0};
 
+  /// Fills an input that stands for a tensor of the caller: as a contiguous
+  /// copy, or as the product with a factor.
+  struct CopyIn {
+    at::Tensor to;
+    at::Tensor from;
+    at::Tensor factor; ///< undefined for a copy
+  };
+
+  /// Done when the collective starts, in this order: an earlier one may have
+  /// yet to write what is copied.
+  std::vector<CopyIn> copy_in;
+
   /// Tensors of the caller that are not contiguous, each with the contiguous
   /// output that stands for it.
   std::vector<std::pair<at::Tensor, at::Tensor>> copy_back;
+
+  /// Addresses of the caller's tensors, begin and end; see MemoryInUse.
+  std::vector<std::pair<uintptr_t, uintptr_t>> memory;
 
   uint64_t seq = 0; ///< place in the group's sequence, given by the engine
 };

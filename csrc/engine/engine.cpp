@@ -170,6 +170,9 @@ void Engine::start(Track& track, Batch& batch) {
   auto timeout = batch.items[0].collective->timeout;
   for (const auto& item : batch.items) {
     timeout = std::min(timeout, item.collective->timeout);
+    for (const auto& [to, from, factor] : item.collective->copy_in) {
+      to.copy_(factor.defined() ? from.mul(factor) : from);
+    }
   }
   batch.times.started = Clock::now();
   batch.deadline = batch.times.started + timeout;

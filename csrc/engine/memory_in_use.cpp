@@ -24,6 +24,9 @@ std::vector<MemoryInUse::Span> MemoryInUse::spans(
   for (const auto* list : {&collective.inputs, &collective.outputs}) {
     std::for_each(list->begin(), list->end(), add);
   }
+  for (const auto& copied : collective.copy_in) {
+    add(copied.from);
+  }
   for (const auto& [to, from] : collective.copy_back) {
     add(to);
   }
@@ -40,8 +43,8 @@ std::vector<MemoryInUse::Span> MemoryInUse::spans(
   return merged;
 }
 
-bool MemoryInUse::take(const Collective& collective) {
-  const auto wanted = spans(collective);
+bool MemoryInUse::take(Collective& collective) {
+  auto wanted = spans(collective);
   const bool free =
       std::all_of(wanted.begin(), wanted.end(), [&](const Span& span) {
         const auto behind = taken_.lower_bound(span.first);
@@ -51,12 +54,13 @@ bool MemoryInUse::take(const Collective& collective) {
       });
   if (free) {
     taken_.insert(wanted.begin(), wanted.end());
+    collective.memory = std::move(wanted);
   }
   return free;
 }
 
 void MemoryInUse::give_back(const Collective& collective) {
-  for (const auto& span : spans(collective)) {
+  for (const auto& span : collective.memory) {
     taken_.erase(span.first);
   }
 }

@@ -16,11 +16,11 @@ namespace hvd {
 /// Not thread-safe.
 class MemoryInUse {
  public:
-  /// Takes the collective's memory; returns false, and takes nothing, if some
-  /// of it is taken.
-  bool take(const Collective& collective);
+  /// Takes the collective's memory, which is noted in it; returns false, and
+  /// takes nothing, if some of it is taken.
+  bool take(Collective& collective);
 
-  /// Gives back what take() took.
+  /// Gives back what take() took, wherever the tensors are now.
   void give_back(const Collective& collective);
 
  private:
