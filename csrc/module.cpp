@@ -96,7 +96,7 @@ PYBIND11_MODULE(_C, m) {
           py::arg("transport") = "auto",
           py::arg("fusion_threshold") = py::none(),
           py::arg("fusion_cutoff") = py::none(),
-          py::arg("check") = py::none(),
+          py::arg("check").noconvert() = py::none(), // or "0" would be true
           py::arg("stall_check_time") = py::none(),
           py::arg("stall_shutdown_time") = py::none())
       .def_readwrite("transport", &hvd::Options::transport)

@@ -46,7 +46,7 @@ def create(opts: Any, pg_options: Any) -> Any:
     options._timeout = opts.timeout
     rank, size = opts.group_rank, opts.group_size
     store = _own_store(opts.store, size)
-    _settings.agree(settings, store)
+    _settings.agree(settings, store, rank, size)
     gloo = None
     if size > 1:
         gloo = _gloo.connect(PrefixStore("gloo", store), rank, size, opts.timeout)

@@ -21,7 +21,7 @@ def _transport(text: str) -> str:
 
 def _bytes(text: str) -> int:
     value = int(text)
-    if value < 0:
+    if not 0 <= value < 1 << 63:
         raise ValueError
     return value
 
@@ -120,16 +120,20 @@ def stats_edges(environ: Mapping[str, str]) -> list[float]:
     return edges
 
 
-def agree(settings: Mapping[str, Value], store: Store) -> None:
-    """Compare with the first rank of the group that came here.
+def agree(settings: Mapping[str, Value], store: Store, rank: int, size: int) -> None:
+    """Compare with the other ranks of the group, once all are here.
 
     Raises:
-        ValueError: a setting differs; says which, and both values.
+        ValueError: a setting differs, on every rank; says which, and both values.
     """
-    first = json.loads(store.compare_set("settings", "", json.dumps(settings)))
-    for name, value in settings.items():
-        if _SETTINGS[name].same_everywhere and first[name] != value:
-            raise ValueError(
-                f"{' or '.join(_SETTINGS[name].variables)} or Options.{name} is {value!r} on this "
-                f"rank but {first[name]!r} on another; all ranks must have the same"
-            )
+    keys = [f"settings/{peer}" for peer in range(size)]
+    store.set(keys[rank], json.dumps(settings))
+    everyones = [json.loads(text) for text in store.multi_get(keys)]
+    for name in settings:
+        for peer, theirs in enumerate(everyones):
+            if _SETTINGS[name].same_everywhere and theirs[name] != everyones[0][name]:
+                raise ValueError(
+                    f"{' or '.join(_SETTINGS[name].variables)} or Options.{name} is "
+                    f"{everyones[0][name]!r} on rank 0 but {theirs[name]!r} on rank {peer}; "
+                    "all ranks must have the same"
+                )

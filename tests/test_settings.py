@@ -1,0 +1,254 @@
+"""Settings: where their values come from, and what is said of values that are not allowed."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import torch_hvd
+from calls import check_group, cpu_backend
+from ranks import RankPool, bare_store
+from torch_hvd import _settings
+
+DEFAULTS = {
+    "transport": "gloo",
+    "fusion_threshold": 64 << 20,
+    "fusion_cutoff": 64 << 10,
+    "check": False,
+    "stall_check_time": 60.0,
+    "stall_shutdown_time": 0.0,
+}
+BYTES = "allowed is a number of bytes"
+SECONDS = "allowed is a number of seconds"
+# source, value, what the error says is allowed
+BAD_VARIABLES = [
+    ("HVD_TRANSPORT", "carrier-pigeon", "allowed is auto or gloo"),
+    ("HVD_TRANSPORT", "", "allowed is auto or gloo"),
+    ("HVD_TRANSPORT", "Gloo", "allowed is auto or gloo"),
+    ("HVD_FUSION_THRESHOLD", "much", BYTES),
+    ("HVD_FUSION_THRESHOLD", "-1", BYTES),
+    ("HVD_FUSION_THRESHOLD", "64MB", BYTES),
+    ("HVD_FUSION_THRESHOLD", "1e6", BYTES),
+    ("HVD_FUSION_THRESHOLD", "", BYTES),
+    ("HVD_FUSION_THRESHOLD", str(1 << 63), BYTES),
+    ("HOROVOD_FUSION_THRESHOLD", "-5", BYTES),
+    ("HVD_FUSION_CUTOFF", "none", BYTES),
+    ("HVD_FUSION_CUTOFF", "-1", BYTES),
+    ("HVD_FUSION_CUTOFF", str(1 << 64), BYTES),
+    ("HVD_CHECK", "2", "allowed is 0 or 1"),
+    ("HVD_CHECK", "yes", "allowed is 0 or 1"),
+    ("HVD_CHECK", "", "allowed is 0 or 1"),
+    ("HVD_STALL_CHECK_TIME", "soon", SECONDS),
+    ("HVD_STALL_CHECK_TIME", "nan", SECONDS),
+    ("HOROVOD_STALL_CHECK_TIME_SECONDS", "-1", SECONDS),
+    ("HVD_STALL_SHUTDOWN_TIME", "inf", SECONDS),
+    ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "", SECONDS),
+]
+BAD_OPTIONS: list[tuple[str, Any, str]] = [
+    ("transport", "nccl", "allowed is auto or gloo"),
+    ("fusion_threshold", -1, BYTES),
+    ("fusion_cutoff", -65536, BYTES),
+    ("stall_check_time", -1.0, SECONDS),
+    ("stall_shutdown_time", float("nan"), SECONDS),
+]
+
+
+def resolved(environ: Mapping[str, str], **options: Any) -> dict[str, Any]:
+    return _settings.resolve(torch_hvd.Options(**options), environ)
+
+
+def test_defaults() -> None:
+    assert resolved({}) == DEFAULTS
+
+
+@pytest.mark.parametrize(("variable", "value", "allowed"), BAD_VARIABLES)
+def test_bad_variable(variable: str, value: str, allowed: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        resolved({variable: value})
+    assert f"{variable} is {value!r}" in str(caught.value)
+    assert allowed in str(caught.value)
+
+
+@pytest.mark.parametrize(("option", "value", "allowed"), BAD_OPTIONS)
+def test_bad_option(option: str, value: Any, allowed: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        resolved({}, **{option: value})
+    assert f"Options.{option} is {str(value)!r}" in str(caught.value)
+    assert allowed in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"fusion_threshold": "1"}, {"check": "0"}, {"check": 2}, {"transport": None}, {"fusion": 1}],
+    ids=str,
+)
+def test_option_of_another_type(option: dict[str, Any]) -> None:
+    """Python's own error, at the call that is wrong."""
+    with pytest.raises(TypeError):
+        torch_hvd.Options(**option)
+
+
+@pytest.mark.parametrize(
+    ("environ", "options", "name", "expected"),
+    [
+        ({"HOROVOD_FUSION_THRESHOLD": "7"}, {}, "fusion_threshold", 7),
+        ({"HVD_FUSION_THRESHOLD": "0"}, {}, "fusion_threshold", 0),
+        (
+            {"HOROVOD_FUSION_THRESHOLD": "7", "HVD_FUSION_THRESHOLD": "8"},
+            {},
+            "fusion_threshold",
+            8,
+        ),
+        ({"HVD_FUSION_THRESHOLD": "8"}, {"fusion_threshold": 0}, "fusion_threshold", 0),
+        (
+            {"HOROVOD_FUSION_THRESHOLD": "x", "HVD_FUSION_THRESHOLD": "8"},
+            {},
+            "fusion_threshold",
+            8,
+        ),
+        ({"HVD_FUSION_THRESHOLD": "x"}, {"fusion_threshold": 9}, "fusion_threshold", 9),
+        ({"HVD_FUSION_CUTOFF": "100"}, {}, "fusion_cutoff", 100),
+        ({"HVD_FUSION_CUTOFF": "100"}, {"fusion_cutoff": 200}, "fusion_cutoff", 200),
+        ({"HVD_CHECK": "1"}, {}, "check", True),
+        ({"HVD_CHECK": "1"}, {"check": False}, "check", False),
+        ({"HVD_CHECK": "0"}, {"check": True}, "check", True),
+        ({"HOROVOD_STALL_CHECK_TIME_SECONDS": "5"}, {}, "stall_check_time", 5.0),
+        ({"HVD_STALL_CHECK_TIME": "5"}, {"stall_check_time": 0.5}, "stall_check_time", 0.5),
+        ({"HVD_TRANSPORT": "auto"}, {}, "transport", "gloo"),
+        ({"HVD_TRANSPORT": "nonsense"}, {"transport": "gloo"}, "transport", "gloo"),
+    ],
+)
+def test_precedence(
+    environ: dict[str, str], options: dict[str, Any], name: str, expected: Any
+) -> None:
+    """Options win over HVD_, which wins over HOROVOD_; what is not used is not looked at."""
+    assert resolved(environ, **options) == DEFAULTS | {name: expected}
+
+
+def test_options_are_copied() -> None:
+    options = torch_hvd.Options(fusion_threshold=5, check=True)
+    for other in (copy.copy(options), copy.deepcopy(options)):
+        other.fusion_threshold = 6
+        assert (options.fusion_threshold, other.fusion_threshold) == (5, 6)
+        assert other.check is True
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            del os.environ[name]
+
+
+def init(size: int, prefix: str, options: Any = None) -> None:
+    store = dist.PrefixStore(prefix, bare_store())
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("hvd", store=store, rank=rank, world_size=size, pg_options=options)
+
+
+def leave() -> None:
+    dist.destroy_process_group()
+
+
+def init_with_bad_values(size: int) -> None:
+    """Each is refused; the right ones that follow are not."""
+    for place, (variable, value, allowed) in enumerate(BAD_VARIABLES):
+        with environment({variable: value}), pytest.raises(ValueError) as caught:
+            init(size, f"variable {place}")
+        assert f"{variable} is {value!r}" in str(caught.value)
+        assert allowed in str(caught.value)
+    for place, (option, value, allowed) in enumerate(BAD_OPTIONS):
+        with pytest.raises(ValueError) as caught:
+            init(size, f"option {place}", torch_hvd.Options(**{option: value}))
+        assert f"Options.{option} is {str(value)!r}" in str(caught.value)
+        assert allowed in str(caught.value)
+    init(size, "after all")
+    check_group()
+    leave()
+
+
+def in_force(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
+    options = cpu_backend(group).options
+    return {name: getattr(options, name) for name in DEFAULTS}
+
+
+def init_with_values(size: int) -> None:
+    init(size, "defaults")
+    assert in_force() == DEFAULTS
+    leave()
+
+    variables = {
+        "HVD_TRANSPORT": "auto",
+        "HOROVOD_FUSION_THRESHOLD": "1000",
+        "HVD_FUSION_CUTOFF": "100",
+        "HVD_CHECK": "1",
+    }
+    ours = DEFAULTS | {"fusion_threshold": 1000, "fusion_cutoff": 100, "check": True}
+    options = torch_hvd.Options(fusion_threshold=0, check=False)
+    with environment(variables):
+        init(size, "variables")
+        assert in_force() == ours
+        other = dist.new_group(pg_options=options)
+        assert in_force(other) == ours | {"fusion_threshold": 0, "check": False}
+        assert in_force() == ours
+        for group in (None, other):
+            check_group(group)
+        leave()
+    assert (options.fusion_cutoff, options.transport) == (None, "auto"), "the caller's was changed"
+
+    init(size, "options", options)
+    assert in_force() == DEFAULTS | {"fusion_threshold": 0, "check": False}
+    # Options are of one group; the next is made with the environment's.
+    assert in_force(dist.new_group()) == DEFAULTS
+    check_group()
+    leave()
+
+
+def init_with_values_that_differ(size: int) -> None:
+    """Every rank is told, not only those that come later."""
+    rank = int(os.environ["RANK"])
+    cases: list[tuple[str, Any, Any]] = [
+        ("fusion_threshold", 0, 100),
+        ("fusion_cutoff", 1, 2),
+        ("check", False, True),
+    ]
+    init(size, "differ")
+    last = size - 1
+    for name, value, of_last in cases:
+        options = torch_hvd.Options(**{name: of_last if rank == last else value})
+        with pytest.raises(ValueError) as caught:
+            dist.new_group(pg_options=options)
+        text = str(caught.value)
+        assert f"HVD_{name.upper()}" in text, text
+        said = f"Options.{name} is {value!r} on rank 0 but {of_last!r} on rank {last}; all ranks"
+        assert said in text, text
+        check_group()
+        check_group(dist.new_group())
+    leave()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_values_in_force(size: int) -> None:
+    with RankPool(size, backend="") as pool:
+        pool.run(init_with_values, size)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_bad_values_at_init(size: int) -> None:
+    with RankPool(size, backend="") as pool:
+        pool.run(init_with_bad_values, size)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_that_differ(size: int) -> None:
+    with RankPool(size, backend="") as pool:
+        pool.run(init_with_values_that_differ, size)
