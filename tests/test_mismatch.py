@@ -11,18 +11,21 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import torch_hvd
 from calls import CALLS, LARGE, SMALL, Call, check_group, expect_error, together
 from rows import filled
 
 
-def reduced(dtype: torch.dtype, op: Any, factor: int = 1) -> Call:
+def reduced(dtype: torch.dtype, op: Any, factor: int = 1, async_op: bool = False) -> Call:
     return lambda group, count: dist.all_reduce(
-        torch.ones(factor * count, dtype=dtype), op=op, group=group
+        torch.ones(factor * count, dtype=dtype), op=op, group=group, async_op=async_op
     )
 
 
-def broadcast_from(root: int) -> Call:
-    return lambda group, count: dist.broadcast(torch.ones(count), src=root, group=group)
+def broadcast_from(root: int, async_op: bool = False) -> Call:
+    return lambda group, count: dist.broadcast(
+        torch.ones(count), src=root, group=group, async_op=async_op
+    )
 
 
 # A call, and how the error's description of it begins; {n} is its element count.
@@ -100,3 +103,125 @@ def test_different_calls_with_more_behind() -> None:
         except dist.DistBackendError:
             pass
     dist.barrier()
+
+
+def gathered(group: dist.ProcessGroup | None, count: int) -> Any:
+    outputs = [torch.empty(count) for _ in range(dist.get_world_size(group))]
+    return dist.all_gather(outputs, torch.ones(count), group=group, async_op=True)
+
+
+ASYNC_ALL_REDUCE: Described = (
+    reduced(torch.float32, dist.ReduceOp.SUM, async_op=True),
+    "all_reduce(float32[{n}], SUM)",
+)
+DIFFERENT_ASYNC: dict[str, tuple[Described, Described]] = {
+    "shape": (
+        ASYNC_ALL_REDUCE,
+        (
+            reduced(torch.float32, dist.ReduceOp.SUM, 2, async_op=True),
+            "all_reduce(float32[{2n}], SUM)",
+        ),
+    ),
+    "dtype": (
+        ASYNC_ALL_REDUCE,
+        (
+            reduced(torch.int32, dist.ReduceOp.SUM, async_op=True),
+            "all_reduce(int32[{n}], SUM)",
+        ),
+    ),
+    "op": (
+        ASYNC_ALL_REDUCE,
+        (
+            reduced(torch.float32, dist.ReduceOp.MAX, async_op=True),
+            "all_reduce(float32[{n}], MAX)",
+        ),
+    ),
+    "root": (
+        (broadcast_from(0, async_op=True), "broadcast(float32[{n}], root=0)"),
+        (broadcast_from(1, async_op=True), "broadcast(float32[{n}], root=1)"),
+    ),
+    "verb": (
+        ASYNC_ALL_REDUCE,
+        (broadcast_from(0, async_op=True), "broadcast(float32[{n}], root=0)"),
+    ),
+    "verb-all-gather": ((gathered, "all_gather(float32[{n}]"), ASYNC_ALL_REDUCE),
+    "verb-barrier": (
+        ASYNC_ALL_REDUCE,
+        (lambda group, _: dist.barrier(group=group, async_op=True), "barrier("),
+    ),
+}
+BURST = 16
+BURSTS = [(False, SMALL), (True, SMALL), (True, LARGE)]  # check, count
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize(("check", "count"), BURSTS, ids=["small", "check-small", "check-large"])
+def test_different_calls_in_a_burst(check: bool, count: int) -> None:
+    """Of a burst of asynchronous calls just those that differ fail, on every rank."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def differ(what: str, group: dist.ProcessGroup) -> None:
+        calls = [DIFFERENT_ASYNC[what][min(peer, 1)] for peer in range(size)]
+        place = 0
+        for wrong in ([5], [0], [3, 4, BURST - 1]):
+            works: list[Any] = [
+                (calls[rank][0] if turn in wrong else ASYNC_ALL_REDUCE[0])(group, count)
+                for turn in range(BURST)
+            ]
+            for turn, work in enumerate(works):
+                if turn not in wrong:
+                    work.wait()
+                    assert filled(work.result()[0], size), (what, turn, work.result())
+                    continue
+                text = expect_error(work.wait, within=15)
+                for peer, (_, description) in enumerate(calls):
+                    said = description.replace("{n}", str(count)).replace("{2n}", str(2 * count))
+                    assert f"rank {peer} called {said}" in text, text
+                assert re.search(rf"place {place + turn}\b", text), text
+            check_group(group)
+            place += BURST + 2  # the two of check_group
+
+    options = torch_hvd.Options(check=check)
+    groups = {
+        what: dist.new_group(timeout=timedelta(seconds=10), pg_options=options)
+        for what in DIFFERENT_ASYNC
+    }
+    together({what: partial(differ, what, group) for what, group in groups.items()})
+    check_group()
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_one_call_too_few_in_a_burst() -> None:
+    """Rank 1 leaves one out: from there on nothing fits, and the others wait for its last call."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    left_out = 5
+    timeout = timedelta(seconds=3)
+
+    def leave_one_out(group: dist.ProcessGroup, count: int) -> None:
+        counts = [count + turn for turn in range(BURST) if rank != 1 or turn != left_out]
+        works: list[Any] = [
+            dist.all_reduce(torch.ones(each), group=group, async_op=True) for each in counts
+        ]
+        for work in works[:left_out]:
+            work.wait()
+            assert filled(work.result()[0], size)
+        for place in range(left_out, BURST - 1):
+            text = expect_error(works[place].wait)
+            for peer in range(size):
+                called = f"all_reduce(float32[{count + place + (peer == 1)}], SUM)"
+                assert f"rank {peer} called {called}" in text, text
+            assert re.search(rf"place {place}\b", text), text
+        if rank != 1:
+            text = expect_error(works[-1].wait, within=timeout.seconds + 8)
+            last = f"all_reduce(float32[{count + BURST - 1}], SUM), number {BURST - 1} "
+            assert last in text and "timed out" in text, text
+            assert "rank 1" in text, text
+
+    waits = {}
+    for check, count in BURSTS:
+        options = torch_hvd.Options(check=check)
+        group = dist.new_group(timeout=timeout, pg_options=options)
+        waits[f"check={check}, {count}"] = partial(leave_one_out, group, count)
+    together(waits)
+    dist.barrier()
+    check_group()
