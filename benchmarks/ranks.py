@@ -169,7 +169,22 @@ def _join(rank: int, size: int, port: int, backend: str, baseline: str) -> Rank:
     control = dist.group.WORLD
     assert control is not None
     pairs = [
-        [dist.new_group(backend=name, timeout=timeout) for name in (backend, baseline)]
-        for _ in range(GROUPS)
+        [_new_group(contender, timeout) for contender in (backend, baseline)] for _ in range(GROUPS)
     ]
     return Rank(rank, size, control, *zip(*pairs, strict=True))
+
+
+def _new_group(contender: str, timeout: timedelta) -> ProcessGroup:
+    """A group on a c10d backend by name; "hvd:fusion_threshold=0" is hvd with that option."""
+    import torch.distributed as dist
+
+    backend, _, settings = contender.partition(":")
+    options = None
+    if settings:
+        from torch_hvd import Options
+
+        options = Options()
+        for setting in settings.split(","):
+            name, value = setting.split("=")
+            setattr(options, name, int(value))
+    return dist.new_group(backend=backend, timeout=timeout, pg_options=options)

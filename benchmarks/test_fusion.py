@@ -1,0 +1,126 @@
+"""The gradients of ResNet-50, tensor by tensor: many small ones and a few large."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from benchmarks.interleave import Blocks, Trial, interleave
+from benchmarks.measure import Bench
+from benchmarks.payload import pattern, two_copies
+from benchmarks.ranks import Rank
+from benchmarks.test_all_reduce import bus_factor, in_flight, sync
+
+pytestmark = pytest.mark.timeout(300)
+
+Shape = tuple[int, ...]
+
+SMALL = 64 << 10  # bytes; the default fusion cutoff
+DDP_BROADCAST_BUCKET = 250 << 20  # bytes; DistributedDataParallel.broadcast_bucket_size
+
+
+def resnet50() -> list[Shape]:
+    """The shapes of its parameters, in order."""
+    shapes: list[Shape] = [(64, 3, 7, 7), (64,), (64,)]
+    channels = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        wide = 4 * width
+        for block in range(blocks):
+            shapes += [(width, channels, 1, 1), (width,), (width,)]
+            shapes += [(width, width, 3, 3), (width,), (width,)]
+            shapes += [(wide, width, 1, 1), (wide,), (wide,)]
+            if block == 0:
+                shapes += [(wide, channels, 1, 1), (wide,), (wide,)]
+            channels = wide
+    return [*shapes, (1000, channels), (1000,)]
+
+
+def in_bytes(shapes: list[Shape]) -> int:
+    return 4 * sum(map(prod, shapes))
+
+
+ALL = resnet50()
+FEW_KB = [shape for shape in ALL if in_bytes([shape]) <= SMALL]
+FLAT: list[Shape] = [(in_bytes(ALL) // 4,)]
+assert (len(ALL), len(FEW_KB)) == (161, 115)
+
+
+def broadcast(tensors: list[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """As DistributedDataParallel does with the parameters when it is made."""
+    dist._broadcast_coalesced(group, tensors, DDP_BROADCAST_BUCKET, 0)
+
+
+def move(
+    rank: Rank,
+    *,
+    shapes: list[Shape],
+    issue: Callable[[list[torch.Tensor], dist.ProcessGroup], None],
+    budget_s: float,
+) -> dict[str, Blocks]:
+    """Runs on a rank: each call moves one tensor of every shape."""
+    tensors = [torch.empty(shape) for shape in shapes]
+    contents = pattern(max(tensor.numel() for tensor in tensors))
+    result = 1 if issue is broadcast else rank.size * (rank.size + 1) // 2
+
+    def fill() -> None:
+        for tensor in tensors:
+            torch.mul(contents[: tensor.numel()].view_as(tensor), rank.rank + 1, out=tensor)
+
+    def check() -> None:
+        for tensor in tensors:
+            expected = contents[: tensor.numel()].view_as(tensor) * result
+            assert torch.equal(tensor, expected), f"wrong result, {tuple(tensor.shape)}"
+
+    def move_over(group: dist.ProcessGroup) -> Trial:
+        return Trial(1, fill, lambda _: issue(tensors, group), check)
+
+    contenders = {
+        "backend": [move_over(group) for group in rank.backend],
+        "baseline": [move_over(group) for group in rank.baseline],
+    }
+    payload = pattern(in_bytes(shapes) // 4)
+    return interleave(rank, two_copies(payload, [torch.empty_like(payload)]), contenders, budget_s)
+
+
+def row(
+    bench: Bench,
+    op: str,
+    shapes: list[Shape],
+    issue: Callable[[list[torch.Tensor], dist.ProcessGroup], None],
+    target: float | None,
+) -> None:
+    bench.row(
+        move,
+        op=op,
+        size=in_bytes(shapes),
+        bus_factor=1.0 if issue is broadcast else bus_factor(bench.ranks.size),
+        target=target if bench.ranks.baseline == "gloo" else None,
+        shapes=shapes,
+        issue=issue,
+    )
+
+
+def test_small_in_flight(bench: Bench) -> None:
+    target = {2: 0.067, 4: 0.017}.get(bench.ranks.size)
+    row(bench, f"all_reduce async, {len(FEW_KB)} small", FEW_KB, in_flight, target)
+
+
+def test_all_in_flight(bench: Bench) -> None:
+    row(bench, f"all_reduce async, {len(ALL)}", ALL, in_flight, 1.0)
+
+
+def test_one_by_one(bench: Bench) -> None:
+    row(bench, f"all_reduce, {len(ALL)}", ALL, sync, 1.0)
+
+
+def test_flat(bench: Bench) -> None:
+    """What packing everything by hand would give."""
+    row(bench, f"all_reduce, {len(ALL)} in one", FLAT, sync, None)
+
+
+def test_broadcast(bench: Bench) -> None:
+    row(bench, f"ddp broadcast of {len(ALL)}", ALL, broadcast, 1.0)
