@@ -1,0 +1,109 @@
+// The engine under random programs, on simulated ranks in one process: every
+// program ends, in order, with the right results. See --help.
+
+#include "simulation.h"
+#include "unit_tests.h"
+
+#include <ATen/Parallel.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using namespace hvd::model;
+
+struct Options {
+  uint64_t first = 0;
+  uint64_t seeds = 3000;
+  int64_t jobs = 4; ///< simulations at a time
+  int64_t limit = 60; ///< seconds for one of them
+};
+
+Options parse(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; i += 2) {
+    const std::string name = argv[i];
+    const char* const value = i + 1 < argc ? argv[i + 1] : "";
+    if (name == "--first") {
+      options.first = std::strtoull(value, nullptr, 10);
+    } else if (name == "--seeds") {
+      options.seeds = std::strtoull(value, nullptr, 10);
+    } else if (name == "--jobs") {
+      options.jobs = std::strtoll(value, nullptr, 10);
+    } else if (name == "--limit") {
+      options.limit = std::strtoll(value, nullptr, 10);
+    } else {
+      std::cerr << "model [--first SEED] [--seeds COUNT] [--jobs AT_A_TIME] "
+                   "[--limit SECONDS_EACH]\n";
+      std::exit(2);
+    }
+  }
+  return options;
+}
+
+/// What a worker is at, for the watchdog.
+struct Slot {
+  std::mutex mutex;
+  Simulation* simulation = nullptr;
+  hvd::Deadline deadline;
+};
+
+void run_seeds(
+    const Options& options,
+    const c10::intrusive_ptr<c10d::Store>& store) {
+  std::atomic<uint64_t> next{0};
+  std::atomic<int64_t> working{options.jobs};
+  std::vector<Slot> slots(options.jobs);
+  std::vector<std::thread> workers;
+  for (auto& slot : slots) {
+    workers.emplace_back([&] {
+      for (uint64_t i = next++; i < options.seeds; i = next++) {
+        Simulation simulation(options.first + i, store);
+        {
+          std::lock_guard<std::mutex> lock(slot.mutex);
+          slot.simulation = &simulation;
+          slot.deadline =
+              hvd::Clock::now() + std::chrono::seconds(options.limit);
+        }
+        simulation.run();
+        std::lock_guard<std::mutex> lock(slot.mutex);
+        slot.simulation = nullptr;
+      }
+      --working;
+    });
+  }
+  while (working > 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    for (auto& slot : slots) {
+      std::lock_guard<std::mutex> lock(slot.mutex);
+      if (slot.simulation != nullptr && hvd::Clock::now() > slot.deadline) {
+        slot.simulation->die("it does not end");
+      }
+    }
+  }
+  for (auto& worker : workers) {
+    worker.join();
+  }
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  const auto options = parse(argc, argv);
+  at::set_num_threads(1);
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  test_plan();
+  test_burst(store);
+  run_seeds(options, store);
+  std::cout << "model: " << options.seeds << " seeds from " << options.first
+            << " passed\n";
+  return 0;
+}

@@ -1,0 +1,251 @@
+#include "unit_tests.h"
+
+#include "arguments.h"
+#include "engine/engine.h"
+#include "memory_transport.h"
+
+#include <ATen/ops/full.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <cstdlib>
+#include <iostream>
+
+#define REQUIRE(condition) require(condition, #condition, __LINE__)
+
+namespace hvd::model {
+
+namespace {
+
+constexpr int kRanks = 2;
+
+void require(bool condition, const char* text, int line) {
+  if (!condition) {
+    std::cerr << __FILE__ << ':' << line << ": not so: " << text << std::endl;
+    std::_Exit(1);
+  }
+}
+
+Collective allreduce(
+    int64_t count,
+    at::ScalarType dtype = at::kFloat,
+    ReduceOp op = c10d::ReduceOp::SUM) {
+  Collective collective;
+  collective.signature.verb = Verb::Allreduce;
+  collective.signature.dtype = dtype;
+  collective.signature.op = op;
+  collective.signature.count = count;
+  return collective;
+}
+
+Collective broadcast(int64_t count, at::ScalarType dtype = at::kFloat) {
+  auto collective = allreduce(count, dtype, c10d::ReduceOp::UNUSED);
+  collective.signature.verb = Verb::Broadcast;
+  collective.signature.root = 0;
+  return collective;
+}
+
+Plan plan_of(const std::vector<Collective>& list, const Limits& limits) {
+  std::vector<const Collective*> ready;
+  for (const auto& collective : list) {
+    ready.push_back(&collective);
+  }
+  return plan(ready, limits);
+}
+
+using Framed = std::vector<std::pair<size_t, int64_t>>;
+
+/// What can be compared.
+Framed framed(const Plan& plan) {
+  Framed result;
+  for (const auto& [member, offset] : plan.framed) {
+    result.emplace_back(member, offset);
+  }
+  return result;
+}
+
+using Buckets = std::vector<std::vector<size_t>>;
+
+void test_is_small() {
+  const Limits limits{64, 1024, 4096};
+  REQUIRE(is_small(allreduce(256), limits));
+  REQUIRE(!is_small(allreduce(257), limits));
+  REQUIRE(is_small(broadcast(16), limits));
+  REQUIRE(!is_small(broadcast(17), limits));
+  REQUIRE(is_small(Collective{}, limits)); // a barrier
+  REQUIRE(is_small(allreduce(16), {64, 0, 0})); // the frame takes it
+  REQUIRE(!is_small(allreduce(17), {64, 0, 0}));
+  auto alltoall = broadcast(0);
+  alltoall.signature.verb = Verb::Alltoall;
+  REQUIRE(!is_small(alltoall, limits)); // ranks do not know each other's sizes
+}
+
+void test_frames() {
+  // Contributions begin at multiples of 16 and end within the frame.
+  auto plan = plan_of({allreduce(1), broadcast(5), allreduce(4)}, {64, 0, 64});
+  REQUIRE(plan.size == 3 && plan.buckets.empty());
+  REQUIRE((framed(plan) == Framed{{0, 0}, {1, 16}, {2, 48}}));
+
+  // One byte more than the frame: the all_reduces leave it for a bucket.
+  plan =
+      plan_of({allreduce(1), broadcast(5), allreduce(5)}, {64, 1024, 4096});
+  REQUIRE(plan.size == 3);
+  REQUIRE((framed(plan) == Framed{{1, 0}}));
+  REQUIRE((plan.buckets == Buckets{{0, 2}}));
+
+  // What no bucket takes ends the batch at the end of the frame.
+  plan = plan_of({broadcast(8), broadcast(8), broadcast(1)}, {64, 0, 4096});
+  REQUIRE(plan.size == 2);
+  REQUIRE((framed(plan) == Framed{{0, 0}, {1, 32}}));
+
+  // Empty tensors and barriers take no room.
+  plan = plan_of({Collective{}, allreduce(0), allreduce(16)}, {64, 0, 64});
+  REQUIRE(plan.size == 3);
+  REQUIRE((framed(plan) == Framed{{0, 0}, {1, 0}, {2, 0}}));
+}
+
+void test_threshold() {
+  const std::vector<Collective> four(4, allreduce(4));
+  REQUIRE(plan_of(four, {64, 0, 0}).size == 1);
+  REQUIRE(plan_of(four, {64, 0, 15}).size == 1); // at least the first
+  REQUIRE(plan_of(four, {64, 0, 16}).size == 1);
+  REQUIRE(plan_of(four, {64, 0, 31}).size == 1);
+  REQUIRE(plan_of(four, {64, 0, 32}).size == 2);
+  REQUIRE(plan_of(four, {64, 0, 64}).size == 4);
+}
+
+void test_buckets() {
+  // Each dtype and op makes its own, in order of first appearance.
+  const Limits limits{0, 1024, 4096};
+  auto plan = plan_of(
+      {allreduce(4),
+       allreduce(4, at::kDouble),
+       allreduce(4, at::kFloat, c10d::ReduceOp::MAX),
+       allreduce(8),
+       Collective{},
+       allreduce(1, at::kDouble)},
+      limits);
+  REQUIRE(plan.size == 6);
+  REQUIRE((framed(plan) == Framed{{4, 0}}));
+  REQUIRE((plan.buckets == Buckets{{0, 3}, {1, 5}, {2}}));
+
+  // Alone, what a frame cannot take travels as it is, large or not.
+  for (const int64_t count : {256, 1'000'000}) {
+    plan = plan_of({allreduce(count)}, limits);
+    REQUIRE(plan.size == 1 && plan.framed.empty());
+    REQUIRE((plan.buckets == Buckets{{0}}));
+    plan = plan_of({broadcast(count)}, limits);
+    REQUIRE(plan.size == 1 && plan.framed.empty());
+    REQUIRE((plan.buckets == Buckets{{0}}));
+  }
+}
+
+/// Whatever the queue, the frame's parts are aligned, disjoint and within the
+/// limit, every member of the batch travels once, and tensors do not matter.
+void test_random_plans() {
+  Random random(0);
+  for (int round = 0; round < 20'000; ++round) {
+    const Limits limits{
+        random.below(4) * 512, random.below(4) * 1024, random.below(4) * 2048};
+    std::vector<Collective> queue;
+    for (int64_t left = random.between(1, 30); left > 0; --left) {
+      const auto dtype = random.chance(50) ? at::kFloat : at::kByte;
+      const auto next = random.chance(60) ? allreduce(random.below(300), dtype)
+                                          : broadcast(random.below(100), dtype);
+      if (is_small(next, limits) || queue.empty()) {
+        queue.push_back(next);
+      }
+    }
+    const auto plan = plan_of(queue, limits);
+    REQUIRE(plan.size >= 1 && plan.size <= queue.size());
+    std::vector<int> travels(plan.size);
+    int64_t end = 0;
+    for (const auto& [member, offset] : plan.framed) {
+      const auto& signature = queue[member].signature;
+      REQUIRE(offset % 16 == 0 && offset >= end);
+      end = offset +
+          signature.count *
+              static_cast<int64_t>(c10::elementSize(signature.dtype));
+      REQUIRE(end <= limits.frame);
+      ++travels[member];
+    }
+    for (const auto& members : plan.buckets) {
+      for (const size_t member : members) {
+        const auto& signature = queue[member].signature;
+        const auto& first = queue[members[0]].signature;
+        REQUIRE(signature.dtype == first.dtype && signature.op == first.op);
+        REQUIRE(members.size() == 1 || signature.verb == Verb::Allreduce);
+        ++travels[member];
+      }
+    }
+    REQUIRE(travels == std::vector<int>(plan.size, 1));
+
+    for (auto& collective : queue) {
+      collective.inputs = {at::Tensor()};
+      collective.seq = random.next();
+    }
+    const auto again = plan_of(queue, limits);
+    REQUIRE(
+        again.size == plan.size && framed(again) == framed(plan) &&
+        again.buckets == plan.buckets);
+  }
+}
+
+} // namespace
+
+void test_plan() {
+  test_is_small();
+  test_frames();
+  test_threshold();
+  test_buckets();
+  test_random_plans();
+}
+
+void test_burst(const c10::intrusive_ptr<c10d::Store>& store) {
+  constexpr int kCalls = 100;
+  const auto network = std::make_shared<Network>(kRanks, 0, 0);
+  network->hold(); // until all is submitted everywhere
+  const Engine::Settings settings{{64 * 1024, 0, 1 << 20}, false};
+  std::vector<std::shared_ptr<Engine>> engines;
+  std::vector<std::shared_ptr<Operation>> operations;
+  std::vector<at::Tensor> tensors;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const Arguments arguments(rank, kRanks, std::chrono::minutes(1));
+    const auto group_store =
+        c10::make_intrusive<c10d::PrefixStore>("burst", store);
+    engines.push_back(
+        std::make_shared<Engine>(
+            std::make_unique<MemoryTransport>(network, rank),
+            Witness(group_store, rank, kRanks, "burst"),
+            settings));
+    for (int call = 0; call < kCalls; ++call) {
+      tensors.push_back(at::full({8}, call + rank, at::kFloat));
+      const auto operation = std::make_shared<Operation>();
+      operation->collectives = {
+          arguments.allreduce(tensors.back(), c10d::ReduceOp::SUM)};
+      operation->on_done = [](const std::exception_ptr& error) {
+        REQUIRE(error == nullptr);
+        return std::function<void()>();
+      };
+      operations.push_back(operation);
+      engines.back()->submit(operation);
+      engines.back()->run_in_background(*operation);
+    }
+  }
+  network->release();
+  for (int rank = 0; rank < kRanks; ++rank) {
+    for (int call = 0; call < kCalls; ++call) {
+      const auto place = static_cast<size_t>(rank * kCalls + call);
+      engines[rank]->drive_until_done(*operations[place]);
+      REQUIRE(tensors[place].equal(at::full({8}, 2 * call + 1, at::kFloat)));
+    }
+  }
+  for (const auto& engine : engines) {
+    engine->shutdown();
+  }
+  // The first tells that it is the only one; the second that all are there.
+  for (const auto& frames : network->frames()) {
+    REQUIRE(frames.size() == 3);
+  }
+}
+
+} // namespace hvd::model

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace hvd::model {
+
+// Each ends the process where something is wrong.
+
+/// plan() and is_small() at their limits.
+void test_plan();
+
+/// A hundred small all_reduces take three frames.
+void test_burst(const c10::intrusive_ptr<c10d::Store>& store);
+
+} // namespace hvd::model
