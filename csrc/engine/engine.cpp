@@ -39,6 +39,11 @@ bool Engine::is_idle(const Track& track) const {
   return failing_ || track.finishing || track.started.empty();
 }
 
+bool Engine::is_finished(const Collective& collective) const {
+  return collective.seq < retired_ ||
+      pending_[collective.seq - retired_].finished;
+}
+
 void Engine::submit(const std::shared_ptr<Operation>& operation) {
   const auto& first = operation->collectives[0].signature;
   if (forked()) {
@@ -73,15 +78,13 @@ void Engine::drive_until_done(const Operation& operation) {
   Lock lock(mutex_);
   start_all(lock);
   while (!operation.done) {
-    // Only what the operation needs: what comes after it, or is on the other
-    // track, may depend on what this thread does next.
-    const uint64_t last = operation.collectives.back().seq;
+    // Only up to where the operation is: all else may wait for what another
+    // rank calls once it hears, by whatever means, that this one is done.
     const auto driven = std::find_if(
         operation.collectives.begin(),
         operation.collectives.end(),
         [&](const auto& part) {
-          const Track& track = track_of(part);
-          return !is_idle(track) && track.started.front().first_seq() <= last;
+          return !is_finished(part) && !is_idle(track_of(part));
         });
     if (driven == operation.collectives.end()) {
       progress_.wait(lock);

@@ -107,6 +107,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Track& track_of(const Collective& collective);
   /// Whether nobody can finish anything.
   bool is_idle(const Track& track) const;
+  bool is_finished(const Collective& collective) const;
   /// Whether something could be started and nobody has done so yet.
   bool is_held(const Track& track) const;
 

@@ -81,10 +81,11 @@ void Engine::abort(const std::string& reason) noexcept {
   Aftermath aftermath;
   Lock lock(mutex_);
   if (!error_) {
-    fail(reason);
+    failing_ = true; // and no error yet: batches stay while messages may arrive
     lock.unlock();
     transport_->abort();
     lock.lock();
+    fail(reason);
   }
   fail_pending(lock, aftermath);
   conclude(lock, aftermath);

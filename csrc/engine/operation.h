@@ -42,10 +42,6 @@ struct Batch {
   std::vector<RunningPtr> running; ///< what is on the way beside the frame
   Deadline deadline;
   Times times; ///< but for `submitted`
-
-  uint64_t first_seq() const {
-    return items[0].collective->seq;
-  }
 };
 
 } // namespace hvd

@@ -9,6 +9,8 @@ namespace hvd::model {
 
 namespace {
 
+constexpr const char* kDropped = "a request was destroyed before it was done";
+
 [[noreturn]] void no_messages() {
   throw TransportError("the model has no messages of the user");
 }
@@ -20,11 +22,14 @@ class Network::Posting final : public Request {
   Posting(Network& network, std::vector<MessagePtr> messages)
       : network_(network), messages_(std::move(messages)) {}
 
-  // The last reference to the network is its transport's, which outlives this.
+  // Receives of frames are posted ahead, and left behind at the end.
   ~Posting() override {
     std::lock_guard<std::mutex> lock(network_.mutex_);
     for (const auto& message : messages_) {
       message->dropped = !message->done && !network_.aborted_;
+      if (message->dropped && !message->is_frame) {
+        network_.complaint_ = kDropped;
+      }
     }
   }
 
@@ -32,9 +37,8 @@ class Network::Posting final : public Request {
     network_.pause();
     std::unique_lock<std::mutex> lock(network_.mutex_);
     for (const auto& message : messages_) {
-      const bool over = network_.arrived_.wait_until(lock, deadline, [&] {
-        return message->done || network_.aborted_;
-      });
+      const bool over = network_.arrived_.wait_until(
+          lock, deadline, [&] { return message->done || network_.aborted_; });
       if (!over) {
         throw TransportTimeout("memory: timed out");
       }
@@ -149,6 +153,7 @@ Network::MessagePtr Network::put(
     bool is_send) {
   auto message = std::make_shared<Message>();
   message->buffer = buffer;
+  message->is_frame = key.bytes < 0;
   auto sent = message;
   // A transport may or may not have room to take a message before it is
   // received. Nobody may count on either.
@@ -175,7 +180,7 @@ void Network::carry(const Pair& pair) {
   const auto& from = pair.send->buffer;
   const auto& to = pair.receive->buffer;
   if (pair.send->dropped || pair.receive->dropped) {
-    complaint_ = "a request was destroyed before it was done";
+    complaint_ = kDropped;
     return;
   }
   if (from.nbytes() > to.nbytes()) {

@@ -53,6 +53,7 @@ class Network {
   /// One side of a message.
   struct Message {
     at::Tensor buffer;
+    bool is_frame = false;
     bool done = false;
     bool dropped = false; ///< its request is gone
   };

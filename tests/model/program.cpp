@@ -261,10 +261,11 @@ void Program::draw_signal() {
     operation.callback_waits = false;
     if (place >= done && place <= submitted) {
       auto& wait = operation.wait[from];
-      wait = place == done ? Wait::Drive
+      wait = place == done            ? Wait::Drive
           : wait == Wait::Synchronous ? Wait::Notice
                                       : wait;
-      operation.wait_after[from] = std::max(operation.wait_after[from], submitted + 1);
+      operation.wait_after[from] =
+          std::max(operation.wait_after[from], submitted + 1);
     }
   }
   operations[done].wait_after[from] = submitted;

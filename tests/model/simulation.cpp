@@ -462,8 +462,8 @@ std::string Simulation::Rank::describe() const {
 
 void Simulation::Rank::die(size_t place, const std::string& why) {
   simulation_.die(
-      "rank " + std::to_string(rank_) + ", operation " +
-      std::to_string(place) + ": " + why);
+      "rank " + std::to_string(rank_) + ", operation " + std::to_string(place) +
+      ": " + why);
 }
 
 Simulation::Simulation(

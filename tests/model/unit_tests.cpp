@@ -86,8 +86,7 @@ void test_frames() {
   REQUIRE((framed(plan) == Framed{{0, 0}, {1, 16}, {2, 48}}));
 
   // One byte more than the frame: the all_reduces leave it for a bucket.
-  plan =
-      plan_of({allreduce(1), broadcast(5), allreduce(5)}, {64, 1024, 4096});
+  plan = plan_of({allreduce(1), broadcast(5), allreduce(5)}, {64, 1024, 4096});
   REQUIRE(plan.size == 3);
   REQUIRE((framed(plan) == Framed{{1, 0}}));
   REQUIRE((plan.buckets == Buckets{{0, 2}}));
