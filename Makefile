@@ -7,7 +7,7 @@ TORCH_INSTALLED := .venv/torch-$(TORCH)
 BUILT := .venv/built-torch-$(TORCH)
 CXX_FILES := $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help demo build test conformance lint bench clean
+.PHONY: help demo build test sanitize conformance lint bench clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
@@ -20,6 +20,9 @@ build: $(BUILT) ## .venv with torch and an editable build
 test: $(BUILT) ## the tests, but for those that build the package again
 	$(BIN)/pytest -m "not slow"
 
+sanitize: $(BUILT) ## the model test of the engine under ThreadSanitizer, and under Address and UB
+	$(MAKE) -C tests/model PYTHON=$(abspath $(BIN)/python) -j $(shell nproc) sanitize
+
 conformance: $(BUILT) ## PyTorch's own distributed test suite, 3 ranks
 	$(BIN)/python -m tests.conformance.run --world-size 3
 
@@ -27,7 +30,7 @@ lint: $(BUILT) ## ruff, mypy and clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES) $(wildcard tests/model/*.h tests/model/*.cpp)
 
 bench: $(BUILT) ## the benchmarks against stock gloo
 	$(BIN)/pytest benchmarks
