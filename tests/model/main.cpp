@@ -22,7 +22,7 @@ using namespace hvd::model;
 
 struct Options {
   uint64_t first = 0;
-  uint64_t seeds = 3000;
+  uint64_t seeds = 2000;
   int64_t jobs = 4; ///< simulations at a time
   int64_t limit = 60; ///< seconds for one of them
 };
