@@ -87,11 +87,15 @@ void Engine::drive_until_done(const Operation& operation) {
           return !is_finished(part) && !is_idle(track_of(part));
         });
     if (driven == operation.collectives.end()) {
+      wake_sleepers();
       progress_.wait(lock);
     } else {
-      work_off(lock, track_of(*driven));
+      Track& track = track_of(*driven);
+      wake_sleepers(&track);
+      work_off(lock, track);
     }
   }
+  wake_sleepers();
   count_waiting(begin);
 }
 
@@ -100,6 +104,7 @@ bool Engine::wait_until_done(const Operation& operation, Deadline deadline) {
   const auto begin = Clock::now();
   Lock lock(mutex_);
   start_all(lock);
+  wake_sleepers();
   const bool done =
       progress_.wait_until(lock, deadline, [&] { return operation.done; });
   count_waiting(begin);
@@ -306,13 +311,16 @@ void Engine::work_off(Lock& lock, Track& track) {
   Aftermath aftermath;
   finish_front(lock, track, aftermath);
   progress_.notify_all();
-  // The memory that this batch has given back may have let the other track go.
-  for (auto* each : tracks_) {
-    if (!is_idle(*each)) {
-      each->work_ready.notify_one();
+  wake_sleepers();
+  conclude(lock, aftermath);
+}
+
+void Engine::wake_sleepers(const Track* but) {
+  for (auto* track : tracks_) {
+    if (track != but && !is_idle(*track) && track->sleeping > 0) {
+      track->work_ready.notify_one();
     }
   }
-  conclude(lock, aftermath);
 }
 
 void Engine::conclude(Lock& lock, Aftermath& aftermath) {

@@ -118,6 +118,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void hold(Lock& lock, Track& track);
   void finish_front(Lock& lock, Track& track, Aftermath& aftermath);
   void work_off(Lock& lock, Track& track);
+  /// Called by who may have started something, and will not finish it now.
+  void wake_sleepers(const Track* but = nullptr);
   void count_waiting(Deadline begin);
   void record(const Batch& batch, bool framed);
   void retire(Lock& lock, Aftermath& aftermath);

@@ -55,6 +55,7 @@ void Engine::background(Track& track) {
     if (is_held(track)) {
       hold(lock, track);
       start_all(lock);
+      wake_sleepers();
     } else {
       work_off(lock, track);
     }

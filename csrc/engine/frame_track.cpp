@@ -17,8 +17,8 @@ Batch FrameTrack::next(uint64_t tail) {
   }
   const uint64_t bound = agreement_.bound(queue.front().collective->seq);
   std::vector<const Collective*> ready{queue.front().collective};
-  for (size_t place = 1;
-       place < queue.size() && queue[place].collective->seq < bound;
+  for (size_t place = 1; limits_.fusion_threshold > 0 && place < queue.size() &&
+       queue[place].collective->seq < bound;
        ++place) {
     ready.push_back(queue[place].collective);
   }

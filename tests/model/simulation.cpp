@@ -155,6 +155,7 @@ Simulation::Rank::Rank(
                 rank,
                 program().size,
                 name),
+            std::make_shared<Statistics>(name, std::vector<double>{}),
             program().settings));
   }
   for (const auto& plan : program().tensors) {

@@ -215,6 +215,7 @@ void test_burst(const c10::intrusive_ptr<c10d::Store>& store) {
         std::make_shared<Engine>(
             std::make_unique<MemoryTransport>(network, rank),
             Witness(group_store, rank, kRanks, "burst"),
+            std::make_shared<Statistics>("burst", std::vector<double>{}),
             settings));
     for (int call = 0; call < kCalls; ++call) {
       tensors.push_back(at::full({8}, call + rank, at::kFloat));
@@ -241,9 +242,10 @@ void test_burst(const c10::intrusive_ptr<c10d::Store>& store) {
   for (const auto& engine : engines) {
     engine->shutdown();
   }
-  // The first tells that it is the only one; the second that all are there.
+  // The first is alone and tells what is there: all, or if it was not held back
+  // for so long only some, and then the second tells.
   for (const auto& frames : network->frames()) {
-    REQUIRE(frames.size() == 3);
+    REQUIRE(frames.size() == 2 || frames.size() == 3);
   }
 }
 
