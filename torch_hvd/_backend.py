@@ -41,6 +41,7 @@ def create(opts: Any, pg_options: Any) -> Any:
             f'pg_options of the backend "hvd" is {pg_options!r}; it takes a torch_hvd.Options'
         )
     settings = _settings.resolve(options, os.environ)
+    stats_edges = _settings.stats_edges(os.environ)
     for name, value in settings.items():
         setattr(options, name, value)
     options._timeout = opts.timeout
@@ -52,8 +53,7 @@ def create(opts: Any, pg_options: Any) -> Any:
         gloo = _gloo.connect(PrefixStore("gloo", store), rank, size, opts.timeout)
     ranks = opts.global_ranks_in_group
     _trace.begin(os.environ, ranks[rank] if ranks else rank)
-    edges = _settings.stats_edges(os.environ)
-    return _C.ProcessGroupHVD(store, gloo, options, str(opts.group_id), edges)
+    return _C.ProcessGroupHVD(store, gloo, options, str(opts.group_id), stats_edges)
 
 
 # A program may end without destroy_process_group; its threads must not.
