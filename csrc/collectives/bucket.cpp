@@ -2,8 +2,6 @@
 
 #include "collectives/contribution.h"
 
-#include <cstring>
-
 namespace hvd {
 
 namespace {
@@ -36,10 +34,9 @@ class Bucket final : public Running {
     const std::byte* from = bytes_;
     for (const Collective* member : members_) {
       const auto& output = member->outputs[0];
-      if (output.numel() > 0) { // an empty tensor may have no address
-        std::memcpy(output.mutable_data_ptr(), from, output.nbytes());
-      }
-      from += output.nbytes();
+      const auto bytes = static_cast<int64_t>(output.nbytes());
+      copy_bytes(output.mutable_data_ptr(), from, bytes);
+      from += bytes;
     }
   }
 

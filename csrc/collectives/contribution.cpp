@@ -10,12 +10,6 @@ namespace hvd {
 
 namespace {
 
-void copy(void* to, const void* from, int64_t bytes) {
-  if (bytes > 0) { // an empty tensor may have no address
-    std::memcpy(to, from, static_cast<size_t>(bytes));
-  }
-}
-
 int64_t bytes_of(const at::Tensor& tensor) {
   return static_cast<int64_t>(tensor.nbytes());
 }
@@ -40,6 +34,12 @@ void reduce_slice(
 
 } // namespace
 
+void copy_bytes(void* to, const void* from, int64_t bytes) {
+  if (bytes > 0) {
+    std::memcpy(to, from, static_cast<size_t>(bytes));
+  }
+}
+
 int64_t contribution_bytes(const Collective& collective) {
   const auto& signature = collective.signature;
   const auto element = static_cast<int64_t>(c10::elementSize(signature.dtype));
@@ -57,7 +57,7 @@ int64_t contribution_bytes(const Collective& collective) {
 int64_t write_contribution(const Collective& collective, std::byte* out) {
   int64_t written = 0;
   for (const auto& input : collective.inputs) {
-    copy(out + written, input.const_data_ptr(), bytes_of(input));
+    copy_bytes(out + written, input.const_data_ptr(), bytes_of(input));
     written += bytes_of(input);
   }
   return written;
@@ -86,20 +86,20 @@ void apply_contributions(
     }
     case Verb::Broadcast:
       for (const auto& out : outputs) {
-        copy(out.mutable_data_ptr(), contributions[root], bytes_of(out));
+        copy_bytes(out.mutable_data_ptr(), contributions[root], bytes_of(out));
       }
       break;
     case Verb::Allgather:
     case Verb::Gather:
       for (size_t r = 0; r < outputs.size(); ++r) {
-        copy(
+        copy_bytes(
             outputs[r].mutable_data_ptr(),
             contributions[r],
             bytes_of(outputs[r]));
       }
       break;
     case Verb::Scatter:
-      copy(
+      copy_bytes(
           outputs[0].mutable_data_ptr(),
           contributions[root] + rank * bytes_of(outputs[0]),
           bytes_of(outputs[0]));

@@ -17,6 +17,9 @@ namespace hvd {
 /// sparse all_reduce).
 int64_t contribution_bytes(const Collective& collective);
 
+/// memcpy, but an empty tensor may have no address.
+void copy_bytes(void* to, const void* from, int64_t bytes);
+
 /// Writes this rank's contribution to `out`; returns its bytes.
 int64_t write_contribution(const Collective& collective, std::byte* out);
 

@@ -112,8 +112,7 @@ bool Engine::wait_until_done(const Operation& operation, Deadline deadline) {
 }
 
 void Engine::count_waiting(Deadline begin) {
-  statistics_->add_waiting(
-      std::chrono::duration<double>(Clock::now() - begin).count());
+  statistics_->add_waiting(seconds(Clock::now() - begin));
 }
 
 void Engine::run_in_background(const Operation& operation) {
@@ -258,11 +257,9 @@ void Engine::record(const Batch& batch, bool framed) {
   for (const auto& item : batch.items) {
     response.bytes += tensor_bytes(*item.collective);
   }
-  response.seconds =
-      std::chrono::duration<double>(batch.times.finished - batch.times.started)
-          .count();
+  response.seconds = seconds(batch.times.finished - batch.times.started);
+  response.sent_bytes = transport_->sent_bytes();
   statistics_->add(response);
-  statistics_->set_wire_bytes(transport_->sent_bytes());
 }
 
 void Engine::retire(Lock& lock, Aftermath& aftermath) {

@@ -23,10 +23,6 @@ constexpr std::chrono::seconds kPatience{2};
 // How long a rank has nothing to do before it says so to others that may wait.
 constexpr std::chrono::seconds kIdle{10};
 
-double seconds(Clock::duration time) {
-  return std::chrono::duration<double>(time).count();
-}
-
 } // namespace
 
 void Engine::give_up(Lock& lock, const Batch& batch, const std::string& error) {

@@ -28,6 +28,7 @@ void Statistics::add(const Response& response) {
   ++totals_.responses;
   totals_.tensors += response.tensors;
   totals_.tensor_bytes += bytes;
+  totals_.wire_bytes = static_cast<double>(response.sent_bytes);
 }
 
 void Statistics::add_waiting(double seconds) {
@@ -41,11 +42,6 @@ void Statistics::grow_fusion_buffer(int64_t bytes) {
       std::max(totals_.fusion_buffer_bytes, static_cast<double>(bytes));
 }
 
-void Statistics::set_wire_bytes(uint64_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  totals_.wire_bytes = static_cast<double>(bytes);
-}
-
 std::vector<Statistics::Row> Statistics::rows() {
   std::lock_guard<std::mutex> lock(mutex_);
   return rows_;
@@ -54,7 +50,7 @@ std::vector<Statistics::Row> Statistics::rows() {
 Statistics::Totals Statistics::totals() {
   std::lock_guard<std::mutex> lock(mutex_);
   Totals totals = totals_;
-  totals.elapsed = std::chrono::duration<double>(Clock::now() - born_).count();
+  totals.elapsed = seconds(Clock::now() - born_);
   return totals;
 }
 

@@ -9,6 +9,10 @@
 
 namespace hvd {
 
+inline double seconds(Clock::duration time) {
+  return std::chrono::duration<double>(time).count();
+}
+
 /// What was sent at once: a frame with its buckets, or large collectives that
 /// were waited for together.
 struct Response {
@@ -16,6 +20,7 @@ struct Response {
   size_t tensors = 0;
   double seconds = 0; ///< from start to outputs
   bool framed = false;
+  uint64_t sent_bytes = 0; ///< by this rank, with all before
 };
 
 /// Counts what a group sends. Times are in seconds.
@@ -49,7 +54,6 @@ class Statistics {
   void add(const Response& response);
   void add_waiting(double seconds);
   void grow_fusion_buffer(int64_t bytes);
-  void set_wire_bytes(uint64_t bytes);
 
   const std::string& group() const {
     return group_;
