@@ -90,6 +90,7 @@ setup(
                 "-O3",
                 "-g0",
                 "-std=c++20",
+                "-ffp-contract=off",  # the same bits from every instruction set
                 "-fvisibility=hidden",
                 "-Wall",
                 "-Wextra",

@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/utils/pybind.h>
 
+#include "codec_bindings.h"
 #include "holder.h"
 #include "process_group.h"
 #include "transport/gloo.h"
@@ -151,4 +152,6 @@ PYBIND11_MODULE(_C, m) {
       py::arg("path"),
       py::arg("rank"));
   m.def("stop_timeline", [] { hvd::Timeline::instance().stop(); });
+
+  hvd::bind_codecs(m);
 }

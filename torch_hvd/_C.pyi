@@ -2,6 +2,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from torch import Tensor
 from torch._C._distributed_c10d import Backend, Store
 
 class Options:
@@ -77,3 +78,55 @@ def start_timeline(path: str, rank: int) -> None:
 
 def stop_timeline() -> None:
     """End the timeline's file, if one is open."""
+
+def encode(
+    tensor: Tensor,
+    compression: str,
+    block: int = 128,
+    factor: float = 1.0,
+    residual: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """factor * tensor (+ residual) for the wire, as flat uint8.
+
+    Args:
+        tensor: float32, float16 or bfloat16, contiguous, on CPU.
+        compression: "fp16", "bf16", "fp8", "fp8_e5m2", "int8" or "int4".
+        block: values that share a scale, a power of two from 32 to 1024; fp16 and bf16 have none.
+        residual: float32, as many; becomes what was lost.
+        out: uint8 of `encoded_bytes(...)`, to write into.
+
+    ValueError for anything else.
+    """
+
+def decode(bytes: Tensor, compression: str, block: int = 128, *, out: Tensor) -> Tensor:
+    """What `encode` made of `out.numel()` values, written into `out`, which is returned.
+
+    ValueError if that many do not take as many bytes.
+    """
+
+def decode_sum_encode(
+    sources: Sequence[Tensor],
+    compression: str,
+    block: int = 128,
+    *,
+    result: Tensor,
+    residual: Tensor | None = None,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The sum of the decoded sources (+ residual), encoded; and `result`, what that decodes to.
+
+    Summed in float32, from the first source on.
+    """
+
+def encoded_bytes(count: int, compression: str, block: int = 128) -> int:
+    """The length of an encoded message of `count` values."""
+
+def simd() -> str:
+    """The instruction set that the codecs use: "plain", "avx2" or "avx512"."""
+
+def simd_names() -> list[str]:
+    """Those that this processor has, widest last."""
+
+def use_simd(name: str) -> None:
+    """Has the codecs use another one of `simd_names()`, for tests."""
