@@ -15,7 +15,7 @@ namespace hvd {
 
 namespace {
 
-Codec codec_of(const std::string& compression, int64_t block) {
+Codec codec_of(const std::string& compression, int32_t block) {
   const auto found = compression_named(compression);
   TORCH_CHECK_VALUE(
       found.has_value(),
@@ -23,7 +23,7 @@ Codec codec_of(const std::string& compression, int64_t block) {
       compression,
       "\"; allowed is ",
       compression_names());
-  return {*found, block};
+  return {*found, false, block};
 }
 
 /// A tensor of any shape as the codecs take it; they write through it, so
@@ -52,7 +52,7 @@ Encoded message(
 at::Tensor encode_tensor(
     const at::Tensor& tensor,
     const std::string& compression,
-    int64_t block,
+    int32_t block,
     double factor,
     const std::optional<at::Tensor>& residual,
     const std::optional<at::Tensor>& out) {
@@ -70,7 +70,7 @@ at::Tensor encode_tensor(
 at::Tensor decode_bytes(
     const at::Tensor& bytes,
     const std::string& compression,
-    int64_t block,
+    int32_t block,
     const at::Tensor& out) {
   at::Tensor numbers = flat("out", out);
   decode(codec_of(compression, block), Encoded(bytes), numbers);
@@ -80,7 +80,7 @@ at::Tensor decode_bytes(
 std::pair<at::Tensor, at::Tensor> decode_sum_encode_bytes(
     const std::vector<at::Tensor>& sources,
     const std::string& compression,
-    int64_t block,
+    int32_t block,
     const at::Tensor& result,
     const std::optional<at::Tensor>& residual,
     const std::optional<at::Tensor>& out) {
@@ -133,7 +133,7 @@ void bind_codecs(py::module_& module) {
       NoGil());
   module.def(
       "encoded_bytes",
-      [](int64_t count, const std::string& compression, int64_t block) {
+      [](int64_t count, const std::string& compression, int32_t block) {
         return encoded_bytes(codec_of(compression, block), count);
       },
       py::arg("count"),

@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/utils/pybind.h>
 
+#include "codec/choice.h"
 #include "codec_bindings.h"
 #include "holder.h"
 #include "process_group.h"
@@ -81,6 +82,10 @@ PYBIND11_MODULE(_C, m) {
                       std::optional<int64_t> fusion_threshold,
                       std::optional<int64_t> fusion_cutoff,
                       std::optional<bool> check,
+                      std::optional<std::string> compression,
+                      std::optional<int64_t> compression_min_bytes,
+                      std::optional<int32_t> block,
+                      std::optional<bool> error_feedback,
                       std::optional<double> stall_check_time,
                       std::optional<double> stall_shutdown_time) {
             auto options = c10::make_intrusive<hvd::Options>(timeout);
@@ -88,6 +93,10 @@ PYBIND11_MODULE(_C, m) {
             options->fusion_threshold = fusion_threshold;
             options->fusion_cutoff = fusion_cutoff;
             options->check = check;
+            options->compression = std::move(compression);
+            options->compression_min_bytes = compression_min_bytes;
+            options->block = block;
+            options->error_feedback = error_feedback;
             options->stall_check_time = stall_check_time;
             options->stall_shutdown_time = stall_shutdown_time;
             return options;
@@ -98,12 +107,21 @@ PYBIND11_MODULE(_C, m) {
           py::arg("fusion_threshold") = py::none(),
           py::arg("fusion_cutoff") = py::none(),
           py::arg("check").noconvert() = py::none(), // or "0" would be true
+          py::arg("compression") = py::none(),
+          py::arg("compression_min_bytes") = py::none(),
+          py::arg("block") = py::none(),
+          py::arg("error_feedback").noconvert() = py::none(),
           py::arg("stall_check_time") = py::none(),
           py::arg("stall_shutdown_time") = py::none())
       .def_readwrite("transport", &hvd::Options::transport)
       .def_readwrite("fusion_threshold", &hvd::Options::fusion_threshold)
       .def_readwrite("fusion_cutoff", &hvd::Options::fusion_cutoff)
       .def_readwrite("check", &hvd::Options::check)
+      .def_readwrite("compression", &hvd::Options::compression)
+      .def_readwrite(
+          "compression_min_bytes", &hvd::Options::compression_min_bytes)
+      .def_readwrite("block", &hvd::Options::block)
+      .def_readwrite("error_feedback", &hvd::Options::error_feedback)
       .def_readwrite("stall_check_time", &hvd::Options::stall_check_time)
       .def_readwrite("stall_shutdown_time", &hvd::Options::stall_shutdown_time)
       .def(
@@ -136,6 +154,16 @@ PYBIND11_MODULE(_C, m) {
       "shutdown_all",
       &hvd::ProcessGroupHVD::shutdown_all,
       py::call_guard<py::gil_scoped_release>());
+
+  m.def(
+      "override_compression",
+      [](const std::optional<std::string>& name) {
+        const auto before = hvd::overriding_compression();
+        hvd::override_compression(
+            name ? hvd::compression_named(*name) : std::nullopt);
+        return before ? std::optional(hvd::name(*before)) : std::nullopt;
+      },
+      py::arg("name").none(true));
 
   m.def("statistics", [] {
     py::list groups;

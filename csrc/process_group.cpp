@@ -82,6 +82,14 @@ Engine::Settings settings(const Options& options, int size) {
   return settings;
 }
 
+CompressionSettings compression_settings(const Options& options) {
+  return {
+      compression_named(options.compression.value()).value(),
+      options.compression_min_bytes.value(),
+      options.block,
+      options.error_feedback};
+}
+
 void check_lists(const char* verb, size_t count, size_t expected) {
   TORCH_CHECK(
       count == expected,
@@ -119,6 +127,7 @@ ProcessGroupHVD::ProcessGroupHVD(
       store_(std::move(store)),
       options_(std::move(options)),
       group_(group),
+      compression_(compression_settings(*options_)),
       engine_(
           std::make_shared<Engine>(
               std::move(transport),
@@ -150,6 +159,10 @@ ProcessGroupHVD::WorkPtr ProcessGroupHVD::submit(
     Tensors results,
     std::vector<Collective> collectives,
     bool async) {
+  for (auto& collective : collectives) {
+    auto& signature = collective.signature;
+    signature.codec = codec_for(signature, compression_, size_);
+  }
   // Alone, there is nobody to wait for.
   const bool caller_waits = !async || size_ == 1;
   return CollectiveWork::submit(

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "arguments.h"
+#include "codec/choice.h"
 #include "engine/engine.h"
 
 #include <memory>
@@ -31,6 +32,11 @@ struct Options : c10d::Backend::Options {
   std::optional<int64_t> fusion_threshold; ///< bytes, see Limits
   std::optional<int64_t> fusion_cutoff; ///< bytes, see Limits
   std::optional<bool> check; ///< see Engine::Settings
+  // See CompressionSettings.
+  std::optional<std::string> compression;
+  std::optional<int64_t> compression_min_bytes;
+  std::optional<int32_t> block;
+  std::optional<bool> error_feedback;
 
   // These may differ from rank to rank. In seconds.
   std::optional<double> stall_check_time;
@@ -147,6 +153,7 @@ class ProcessGroupHVD final : public c10d::Backend {
   const c10::intrusive_ptr<c10d::Store> store_;
   const c10::intrusive_ptr<hvd::Options> options_;
   const std::string group_;
+  const CompressionSettings compression_;
   std::shared_ptr<Engine> engine_;
   std::atomic<uint64_t> monitored_barriers_{0};
 };

@@ -21,6 +21,10 @@ DEFAULTS = {
     "fusion_threshold": 64 << 20,
     "fusion_cutoff": 64 << 10,
     "check": False,
+    "compression": "none",
+    "compression_min_bytes": 64 << 10,
+    "block": None,
+    "error_feedback": None,
     "stall_check_time": 60.0,
     "stall_shutdown_time": 0.0,
 }
@@ -44,6 +48,14 @@ BAD_VARIABLES = [
     ("HVD_CHECK", "2", "allowed is 0 or 1"),
     ("HVD_CHECK", "yes", "allowed is 0 or 1"),
     ("HVD_CHECK", "", "allowed is 0 or 1"),
+    ("HVD_COMPRESSION", "zip", "allowed is none or fp16 or bf16 or fp8 or fp8_e5m2 or int8"),
+    ("HVD_COMPRESSION", "FP16", "allowed is none or fp16"),
+    ("HVD_COMPRESSION", "", "allowed is none or fp16"),
+    ("HVD_COMPRESSION_MIN_BYTES", "-1", BYTES),
+    ("HVD_COMPRESSION_BLOCK", "100", "allowed is auto, 32, 64"),
+    ("HVD_COMPRESSION_BLOCK", "2048", "allowed is auto, 32, 64"),
+    ("HVD_COMPRESSION_BLOCK", "x", "allowed is auto, 32, 64"),
+    ("HVD_ERROR_FEEDBACK", "on", "allowed is auto, 0 or 1"),
     ("HVD_STALL_CHECK_TIME", "soon", SECONDS),
     ("HVD_STALL_CHECK_TIME", "nan", SECONDS),
     ("HOROVOD_STALL_CHECK_TIME_SECONDS", "-1", SECONDS),
@@ -54,6 +66,9 @@ BAD_OPTIONS: list[tuple[str, Any, str]] = [
     ("transport", "nccl", "allowed is auto or gloo"),
     ("fusion_threshold", -1, BYTES),
     ("fusion_cutoff", -65536, BYTES),
+    ("compression", "int16", "allowed is none or fp16"),
+    ("compression_min_bytes", -1, BYTES),
+    ("block", 0, "allowed is auto, 32, 64"),
     ("stall_check_time", -1.0, SECONDS),
     ("stall_shutdown_time", float("nan"), SECONDS),
 ]
@@ -115,6 +130,13 @@ def test_option_of_another_type(option: dict[str, Any]) -> None:
         ({"HVD_FUSION_THRESHOLD": "x"}, {"fusion_threshold": 9}, "fusion_threshold", 9),
         ({"HVD_FUSION_CUTOFF": "100"}, {}, "fusion_cutoff", 100),
         ({"HVD_FUSION_CUTOFF": "100"}, {"fusion_cutoff": 200}, "fusion_cutoff", 200),
+        ({"HVD_COMPRESSION": "int8"}, {}, "compression", "int8"),
+        ({"HVD_COMPRESSION": "int8"}, {"compression": "none"}, "compression", "none"),
+        ({"HVD_COMPRESSION_BLOCK": "64"}, {}, "block", 64),
+        ({"HVD_COMPRESSION_BLOCK": "64"}, {"block": 512}, "block", 512),
+        ({"HVD_COMPRESSION_BLOCK": "auto"}, {}, "block", None),
+        ({"HVD_ERROR_FEEDBACK": "1"}, {}, "error_feedback", True),
+        ({"HVD_ERROR_FEEDBACK": "1"}, {"error_feedback": False}, "error_feedback", False),
         ({"HVD_CHECK": "1"}, {}, "check", True),
         ({"HVD_CHECK": "1"}, {"check": False}, "check", False),
         ({"HVD_CHECK": "0"}, {"check": True}, "check", True),
@@ -220,9 +242,14 @@ def init_with_values_that_differ(size: int) -> None:
         ("fusion_threshold", 0, 100),
         ("fusion_cutoff", 1, 2),
         ("check", False, True),
+        ("compression", "fp8", "int8"),
     ]
     init(size, "differ")
     last = size - 1
+    with environment({"HVD_FUSION_CUTOFF": "few"} if rank == last else {}):
+        with pytest.raises(ValueError, match=r"HVD_FUSION_CUTOFF is 'few'; allowed is") as caught:
+            dist.new_group()
+        assert (f"on rank {last}: " in str(caught.value)) == (rank != last)
     for name, value, of_last in cases:
         options = torch_hvd.Options(**{name: of_last if rank == last else value})
         with pytest.raises(ValueError) as caught:

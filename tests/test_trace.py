@@ -56,17 +56,20 @@ def test_a_burst_takes_few_frames() -> None:
     """Some 200 small tensors, in the sizes of a ResNet, and larger ones between them."""
     group = dist.new_group()
     sizes = [(64, 64, 256, 4096, 36_864)[k % 5] for k in range(161)]
-    for _ in range(3):
+    frames = []
+    for _ in range(10):
         before = counts()["frames"]
         tensors = [torch.ones(size) for size in sizes]
         works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
         for work in works:
             assert work is not None
             work.wait()
-        small = sum(4 * size <= 65536 for size in sizes)
-        assert small > 100
-        # Usually 2 or 3; how many is a matter of time, one for each would be none.
-        assert counts()["frames"] - before < small / 4
+        frames.append(counts()["frames"] - before)
+    small = sum(4 * size <= 65536 for size in sizes)
+    assert small > 100
+    # A rank that loses its core in the midst of a burst is met halfway, not waited for.
+    assert min(frames) <= 4, frames
+    assert max(frames) < small / 4, frames
     assert counts()["fusion_buffer_bytes"] > 65536
 
 

@@ -14,6 +14,12 @@ class Options:
         fusion_threshold: bytes that all_reduces fused together may have; 0 turns fusion off.
         fusion_cutoff: bytes up to which an all_reduce is fused; a longer one travels alone.
         check: compare what the ranks call before every collective.
+        compression: none, fp16, bf16, fp8 (e4m3), fp8_e5m2, int8 or int4; of all_reduces of
+            fp32, fp16 and bf16 tensors with SUM or AVG.
+        compression_min_bytes: of a tensor, below which it is not compressed.
+        block: values that share a scale: 32, 64, ... 1024; 128 where left out, 32 for int4.
+        error_feedback: add what was lost of a tensor the next time it is sent; on for int4 where
+            left out.
         stall_check_time: seconds after which an operation that waits for ranks is logged, with
             those that are missing; 0 for never.
         stall_shutdown_time: seconds after which it fails, and the group with it; 0 for never.
@@ -26,6 +32,10 @@ class Options:
     fusion_threshold: int | None
     fusion_cutoff: int | None
     check: bool | None
+    compression: str | None
+    compression_min_bytes: int | None
+    block: int | None
+    error_feedback: bool | None
     stall_check_time: float | None
     stall_shutdown_time: float | None
     _timeout: timedelta
@@ -39,6 +49,10 @@ class Options:
         fusion_threshold: int | None = None,
         fusion_cutoff: int | None = None,
         check: bool | None = None,
+        compression: str | None = None,
+        compression_min_bytes: int | None = None,
+        block: int | None = None,
+        error_feedback: bool | None = None,
         stall_check_time: float | None = None,
         stall_shutdown_time: float | None = None,
     ) -> None: ...
@@ -69,6 +83,9 @@ class ProcessGroupHVD(Backend):
 
 def shutdown_all() -> None:
     """Shut down every group of this process that is still open."""
+
+def override_compression(name: str | None) -> str | None:
+    """Takes the place of every group's compression; None: of none. Returns what was in place."""
 
 def statistics() -> list[dict[str, Any]]:
     """What each group of this process has counted; see `torch_hvd.statistics`."""

@@ -6,9 +6,17 @@ from torch_hvd._autoload import register
 
 if TYPE_CHECKING:
     from torch_hvd._C import Options
+    from torch_hvd._compression import compression
     from torch_hvd._trace import start_timeline, statistics, stop_timeline
 
-__all__ = ["Options", "__version__", "start_timeline", "statistics", "stop_timeline"]
+__all__ = [
+    "Options",
+    "__version__",
+    "compression",
+    "start_timeline",
+    "statistics",
+    "stop_timeline",
+]
 __version__ = "0.1.0.dev0"
 
 register()
@@ -20,6 +28,10 @@ def __getattr__(name: str) -> Any:
         from torch_hvd._load import _C
 
         return _C.Options
+    if name == "compression":
+        from torch_hvd._compression import compression
+
+        return compression
     if name in __all__:
         from torch_hvd import _trace
 

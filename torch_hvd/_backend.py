@@ -29,8 +29,8 @@ def create(opts: Any, pg_options: Any) -> Any:
 
     Raises:
         TypeError: `pg_options` is of another type.
-        ValueError: a setting has a value that is not allowed, see `_settings.resolve`, or differs
-            from that of another rank.
+        ValueError: a setting has a value that is not allowed, see `_settings.resolve`, on any rank,
+            or differs from that of another rank.
     """
     if pg_options is None:
         options = _C.Options()
@@ -40,14 +40,18 @@ def create(opts: Any, pg_options: Any) -> Any:
         raise TypeError(
             f'pg_options of the backend "hvd" is {pg_options!r}; it takes a torch_hvd.Options'
         )
-    settings = _settings.resolve(options, os.environ)
-    stats_edges = _settings.stats_edges(os.environ)
+    rank, size = opts.group_rank, opts.group_size
+    store = _own_store(opts.store, size)
+    try:
+        settings = _settings.resolve(options, os.environ)
+        stats_edges = _settings.stats_edges(os.environ)
+    except ValueError as error:
+        _settings.refuse(error, store, rank)
+        raise
+    _settings.agree(settings, store, rank, size)
     for name, value in settings.items():
         setattr(options, name, value)
     options._timeout = opts.timeout
-    rank, size = opts.group_rank, opts.group_size
-    store = _own_store(opts.store, size)
-    _settings.agree(settings, store, rank, size)
     gloo = None
     if size > 1:
         gloo = _gloo.connect(PrefixStore("gloo", store), rank, size, opts.timeout)

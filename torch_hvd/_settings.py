@@ -10,7 +10,9 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
-Value = str | int | float | bool
+Value = str | int | float | bool | None
+
+COMPRESSIONS = ("none", "fp16", "bf16", "fp8", "fp8_e5m2", "int8", "int4")
 
 
 def _transport(text: str) -> str:
@@ -26,6 +28,21 @@ def _bytes(text: str) -> int:
     return value
 
 
+def _compression(text: str) -> str:
+    if text not in COMPRESSIONS:
+        raise ValueError
+    return text
+
+
+def _block(text: str) -> int | None:
+    if text == "auto":
+        return None
+    value = int(text)
+    if value not in (32, 64, 128, 256, 512, 1024):
+        raise ValueError
+    return value
+
+
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0 <= value < 1e9:
@@ -35,6 +52,10 @@ def _seconds(text: str) -> float:
 
 def _switch(text: str) -> bool:
     return {"0": False, "False": False, "1": True, "True": True}[text]
+
+
+def _switch_or_auto(text: str) -> bool | None:
+    return None if text == "auto" else _switch(text)
 
 
 @dataclass(frozen=True)
@@ -57,6 +78,17 @@ _SETTINGS = {
     ),
     "fusion_cutoff": _Setting(_bytes, "a number of bytes", str(64 << 10), ("HVD_FUSION_CUTOFF",)),
     "check": _Setting(_switch, "0 or 1", "0", ("HVD_CHECK",)),
+    "compression": _Setting(_compression, " or ".join(COMPRESSIONS), "none", ("HVD_COMPRESSION",)),
+    "compression_min_bytes": _Setting(
+        _bytes, "a number of bytes", str(64 << 10), ("HVD_COMPRESSION_MIN_BYTES",)
+    ),
+    "block": _Setting(
+        _block,
+        "auto, 32, 64, 128, 256, 512 or 1024",
+        "auto",
+        ("HVD_COMPRESSION_BLOCK",),
+    ),
+    "error_feedback": _Setting(_switch_or_auto, "auto, 0 or 1", "auto", ("HVD_ERROR_FEEDBACK",)),
     "stall_check_time": _Setting(
         _seconds,
         "a number of seconds, 0 to turn the report off",
@@ -120,15 +152,23 @@ def stats_edges(environ: Mapping[str, str]) -> list[float]:
     return edges
 
 
+def refuse(error: ValueError, store: Store, rank: int) -> None:
+    """Have `agree` raise on the other ranks: this one has a value that is not allowed."""
+    store.set(f"settings/{rank}", json.dumps(str(error)))
+
+
 def agree(settings: Mapping[str, Value], store: Store, rank: int, size: int) -> None:
     """Compare with the other ranks of the group, once all are here.
 
     Raises:
-        ValueError: a setting differs, on every rank; says which, and both values.
+        ValueError: a setting differs or was refused, on every rank; says which, and its values.
     """
     keys = [f"settings/{peer}" for peer in range(size)]
     store.set(keys[rank], json.dumps(settings))
     everyones = [json.loads(text) for text in store.multi_get(keys)]
+    for peer, theirs in enumerate(everyones):
+        if isinstance(theirs, str):
+            raise ValueError(f"on rank {peer}: {theirs}")
     for name in settings:
         for peer, theirs in enumerate(everyones):
             if _SETTINGS[name].same_everywhere and theirs[name] != everyones[0][name]:

@@ -10,11 +10,8 @@
 
 namespace hvd {
 
-/// How values travel: fp16 and bf16 as a cast; fp8, int8 and int4 in blocks of
-/// `block` values that share a scale, a power of two from 32 to 1024. The casts
-/// ignore it.
-///
-/// A message of `count` values is, in the machine's byte order,
+/// A message of `count` values: contiguous bytes on the host, its own or lent.
+/// In the machine's byte order it is
 ///   values   count bytes, for 16 bits 2 * count, for int4 count / 2 rounded up
 ///            with value 2 i in the lower half of byte i
 ///   scales   from the next even byte on: 2 bytes for each block, the last of
@@ -24,12 +21,6 @@ namespace hvd {
 /// An 8-bit or 4-bit block scales exactly with powers of two, and nothing in it
 /// saturates. A NaN, and but for fp8_e5m2 an infinity, decodes to NaN in its
 /// place and leaves its neighbours alone; the casts and fp8_e5m2 keep infinity.
-struct Codec {
-  Compression compression;
-  int64_t block = 128;
-};
-
-/// A message: contiguous bytes on the host, its own or lent.
 ///
 /// It converts to nothing, so that encoded values cannot be taken for numbers
 /// and handed to a sum.

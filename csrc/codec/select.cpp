@@ -1,6 +1,7 @@
 #include "codec/kernels.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <atomic>
 
@@ -54,7 +55,7 @@ void use_simd(const std::string& name) {
       "hvd: no kernels \"",
       name,
       "\"; this processor has ",
-      simd_names());
+      c10::Join(", ", simd_names()));
 }
 
 } // namespace hvd

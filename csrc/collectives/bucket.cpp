@@ -2,6 +2,10 @@
 
 #include "collectives/contribution.h"
 
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+
 namespace hvd {
 
 namespace {
@@ -16,7 +20,10 @@ class Bucket final : public Running {
         bytes_(static_cast<std::byte*>(buffer.mutable_data_ptr())) {
     std::byte* to = bytes_;
     for (const Collective* member : members_) {
-      to += write_contribution(*member, to);
+      const int64_t written = write_contribution(*member, to);
+      const int64_t bytes = bucket_bytes(*member);
+      std::fill(to + written, to + bytes, std::byte{0});
+      to += bytes;
     }
     whole_.signature = members_[0]->signature;
     whole_.signature.count = buffer.numel();
@@ -36,7 +43,7 @@ class Bucket final : public Running {
       const auto& output = member->outputs[0];
       const auto bytes = static_cast<int64_t>(output.nbytes());
       copy_bytes(output.mutable_data_ptr(), from, bytes);
-      from += bytes;
+      from += bucket_bytes(*member);
     }
   }
 
@@ -48,6 +55,14 @@ class Bucket final : public Running {
 };
 
 } // namespace
+
+int64_t bucket_bytes(const Collective& collective) {
+  const auto& signature = collective.signature;
+  const int64_t block = signature.codec.block;
+  const int64_t blocks = (signature.count + block - 1) / block;
+  return blocks * block *
+      static_cast<int64_t>(c10::elementSize(signature.dtype));
+}
 
 RunningPtr start_bucket(
     std::vector<const Collective*> members,

@@ -35,6 +35,7 @@ RunningPtr start(const Collective& collective, Transport& transport);
 
 // The families, one file each; start() chooses.
 RunningPtr start_allreduce(const Collective&, Transport&);
+RunningPtr start_compressed_allreduce(const Collective&, Transport&);
 RunningPtr start_sparse_allreduce(const Collective&, Transport&);
 RunningPtr start_reduce(const Collective&, Transport&);
 RunningPtr start_reduce_scatter(const Collective&, Transport&);

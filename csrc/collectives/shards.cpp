@@ -12,12 +12,6 @@ namespace {
 // all_reduce of 16 MB took up to a quarter longer.
 constexpr int64_t kSegmentBytes = 1024 * 1024;
 
-// Enough that a sender has the notice of the receive before it has the data,
-// and with many ranks not more memory than that needs.
-int receives_ahead(int size) {
-  return std::clamp(16 / std::max(size - 1, 1), 2, 8);
-}
-
 int64_t segment_elements(const at::Tensor& tensor) {
   return kSegmentBytes / static_cast<int64_t>(tensor.element_size());
 }
@@ -28,14 +22,19 @@ at::Tensor flat(const at::Tensor& tensor) {
   return tensor.view({-1});
 }
 
-std::vector<at::Tensor> shards(const at::Tensor& tensor, int size) {
+std::vector<at::Tensor> shards(
+    const at::Tensor& tensor,
+    int size,
+    int64_t unit) {
   std::vector<at::Tensor> result;
   result.reserve(size);
-  const int64_t base = tensor.numel() / size;
-  const int64_t longer = tensor.numel() % size;
+  const int64_t units = (tensor.numel() + unit - 1) / unit;
+  const int64_t base = units / size;
+  const int64_t longer = units % size;
   int64_t begin = 0;
   for (int rank = 0; rank < size; ++rank) {
-    const int64_t count = base + (rank < longer ? 1 : 0);
+    const int64_t wanted = (base + (rank < longer ? 1 : 0)) * unit;
+    const int64_t count = std::min(wanted, tensor.numel() - begin);
     result.push_back(tensor.narrow(0, begin, count));
     begin += count;
   }
@@ -57,6 +56,10 @@ int64_t segment_count(const std::vector<at::Tensor>& shards) {
   return count;
 }
 
+int64_t segments_ahead(int size) {
+  return std::clamp(16 / std::max(size - 1, 1), 2, 8);
+}
+
 void wait_all(const std::vector<RequestPtr>& requests, Deadline deadline) {
   for (const auto& request : requests) {
     request->wait(deadline);
@@ -73,8 +76,7 @@ ShardReduction::ShardReduction(
       transport_(transport),
       lane_(lane),
       count_(segment_count(shards_)) {
-  while (posted_ <
-         std::min(count_, int64_t{receives_ahead(transport.size())})) {
+  while (posted_ < std::min(count_, segments_ahead(transport.size()))) {
     post_receive();
   }
   for (int64_t index = 0; index < count_; ++index) {

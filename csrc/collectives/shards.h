@@ -12,9 +12,12 @@ namespace hvd {
 /// `tensor` as one dimension.
 at::Tensor flat(const at::Tensor& tensor);
 
-/// Cuts a flat tensor into one shard per rank, the first ones an element longer
-/// where the size does not divide.
-std::vector<at::Tensor> shards(const at::Tensor& tensor, int size);
+/// Cuts a flat tensor into one shard per rank, in units of so many elements;
+/// the first ones are a unit longer where the size does not divide.
+std::vector<at::Tensor> shards(
+    const at::Tensor& tensor,
+    int size,
+    int64_t unit = 1);
 
 /// Large shards travel in segments, so that folding one hides behind the
 /// transfer of the next. Segment `index` of a flat tensor; empty past its end.
@@ -22,6 +25,11 @@ at::Tensor segment(const at::Tensor& shard, int64_t index);
 
 /// Segments of the longest of these shards.
 int64_t segment_count(const std::vector<at::Tensor>& shards);
+
+/// How many segments a rank posts receives for ahead of the one that it waits
+/// for: enough that a sender has the notice of the receive before it has the
+/// data, and with many ranks not more memory than that needs.
+int64_t segments_ahead(int size);
 
 /// Waits for all of them.
 void wait_all(const std::vector<RequestPtr>& requests, Deadline deadline);

@@ -7,7 +7,9 @@ namespace hvd {
 RunningPtr start(const Collective& collective, Transport& transport) {
   switch (collective.signature.verb) {
     case Verb::Allreduce:
-      return start_allreduce(collective, transport);
+      return is_compressed(collective)
+          ? start_compressed_allreduce(collective, transport)
+          : start_allreduce(collective, transport);
     case Verb::SparseAllreduce:
       return start_sparse_allreduce(collective, transport);
     case Verb::Reduce:

@@ -21,7 +21,7 @@ uint64_t mix(uint64_t x) {
 
 auto fields(const Signature& s) {
   return std::tie(
-      s.verb, s.op, s.dtype, s.device, s.root, s.count, s.counts_hash);
+      s.verb, s.op, s.dtype, s.device, s.root, s.count, s.counts_hash, s.codec);
 }
 
 } // namespace
@@ -35,8 +35,15 @@ uint64_t Signature::hash(uint64_t seq) const {
       static_cast<uint64_t>(op) << 8 | static_cast<uint64_t>(dtype) << 16 |
       static_cast<uint64_t>(device) << 24 |
       static_cast<uint64_t>(static_cast<uint32_t>(root)) << 32;
-  return mix(
-      mix(mix(mix(seq) ^ word) ^ static_cast<uint64_t>(count)) ^ counts_hash);
+  const auto codec_word = static_cast<uint64_t>(codec.compression) |
+      static_cast<uint64_t>(codec.error_feedback) << 8 |
+      static_cast<uint64_t>(static_cast<uint32_t>(codec.block)) << 16;
+  uint64_t hash = mix(seq);
+  for (const auto part :
+       {word, static_cast<uint64_t>(count), counts_hash, codec_word}) {
+    hash = mix(hash ^ part);
+  }
+  return hash;
 }
 
 std::string Signature::describe() const {
@@ -52,6 +59,9 @@ std::string Signature::describe() const {
     }
     if (root >= 0) {
       out << ", root=" << root;
+    }
+    if (codec.compression != Compression::None) {
+      out << ", " << name(codec.compression);
     }
   }
   out << ')';

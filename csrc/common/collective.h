@@ -4,8 +4,11 @@
 
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
+#include "common/compression.h"
+
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,6 +40,7 @@ struct Signature {
   int32_t root = -1;
   int64_t count = 0; ///< elements of the largest contribution of any rank
   uint64_t counts_hash = 0; ///< of the per-rank element counts, where uneven
+  Codec codec;
 
   bool operator==(const Signature& other) const;
   bool operator!=(const Signature& other) const {
@@ -48,6 +52,13 @@ struct Signature {
 
   /// For messages, e.g. `all_reduce(float32[4], SUM)`.
   std::string describe() const;
+};
+
+/// What encoding has lost so far on this rank, flat and fp32; undefined before
+/// anything was.
+struct Residual {
+  at::Tensor contribution; ///< of this rank's tensor
+  at::Tensor shard; ///< of the sum that this rank has made
 };
 
 /// One collective as engine and algorithms see it: dense, contiguous host
@@ -86,11 +97,18 @@ struct Collective {
   /// output that stands for it.
   std::vector<std::pair<at::Tensor, at::Tensor>> copy_back;
 
+  /// With error feedback: of the same tensor in the step before.
+  std::shared_ptr<Residual> residual;
+
   /// Addresses of the caller's tensors, begin and end; see MemoryInUse.
   std::vector<std::pair<uintptr_t, uintptr_t>> memory;
 
   uint64_t seq = 0; ///< place in the group's sequence, given by the engine
 };
+
+inline bool is_compressed(const Collective& collective) {
+  return collective.signature.codec.compression != Compression::None;
+}
 
 /// Bytes of the largest contribution of any rank.
 int64_t tensor_bytes(const Collective& collective);

@@ -6,7 +6,7 @@
 
 namespace hvd {
 
-/// What gradients are turned into for the wire.
+/// What an all_reduce turns its numbers into for the wire.
 enum class Compression : uint8_t {
   None,
   Fp16,
@@ -25,5 +25,16 @@ std::optional<Compression> compression_named(const std::string& name);
 
 /// All names, for messages: "none, fp16, ... or int4".
 std::string compression_names();
+
+/// A compression and its parameters; alike on all ranks. fp16 and bf16 are
+/// casts; fp8, int8 and int4 have a scale for each block of values, whose
+/// number is a power of two from 32 to 1024.
+struct Codec {
+  Compression compression = Compression::None;
+  bool error_feedback = false; ///< what is lost is added the next time
+  int32_t block = 1; ///< values; of no meaning where there is no scale
+
+  bool operator==(const Codec&) const = default;
+};
 
 } // namespace hvd

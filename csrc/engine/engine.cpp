@@ -61,6 +61,9 @@ void Engine::submit(const std::shared_ptr<Operation>& operation) {
   for (auto& collective : operation->collectives) {
     collective.seq = submitted_++;
     last_called_ = collective.signature;
+    if (collective.signature.codec.error_feedback) {
+      collective.residual = error_feedback_.next(collective);
+    }
     waiting_.push_back(
         {operation, &collective, agreement_.enlist(collective), now});
     pending_.push_back({operation, &collective, false, nullptr, {}});

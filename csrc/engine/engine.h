@@ -1,5 +1,6 @@
 #pragma once
 
+#include "engine/error_feedback.h"
 #include "engine/frame_track.h"
 #include "engine/large_track.h"
 #include "engine/memory_in_use.h"
@@ -162,6 +163,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool retiring_ = false;
   std::deque<Item> waiting_; ///< for memory that is in use, and behind such
   MemoryInUse memory_;
+  ErrorFeedback error_feedback_;
   Agreement agreement_;
   FrameTrack frames_;
   LargeTrack large_;

@@ -73,7 +73,7 @@ void FrameTrack::run_buckets(Batch& batch) {
   const auto bytes_of = [&](const std::vector<size_t>& members) {
     int64_t bytes = 0;
     for (const size_t member : members) {
-      bytes += contribution_bytes(*batch.items[member].collective);
+      bytes += bucket_bytes(*batch.items[member].collective);
     }
     return bytes;
   };

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
+#include <map>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -32,9 +33,14 @@ class ScratchPool {
       }
     }
 
+    /// The first of them, uint8.
+    at::Tensor bytes(int64_t count) const {
+      return bytes_.narrow(0, 0, count);
+    }
+
     /// The first elements, flat, seen as the dtype of `like`.
     at::Tensor as(const at::Tensor& like) const {
-      return bytes_.narrow(0, 0, static_cast<int64_t>(like.nbytes()))
+      return bytes(static_cast<int64_t>(like.nbytes()))
           .view(like.scalar_type());
     }
 
@@ -43,28 +49,27 @@ class ScratchPool {
     at::Tensor bytes_;
   };
 
-  /// At least `bytes` long, with undefined content.
+  /// `bytes` long, with undefined content. Ask for few different
+  /// lengths: a buffer serves its own only.
   Loan lend(int64_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (free_.empty()) {
+    auto& free = free_[bytes];
+    if (free.empty()) {
       return {*this, at::empty({bytes}, at::kByte)};
     }
-    at::Tensor buffer = std::move(free_.back());
-    free_.pop_back();
-    if (buffer.numel() < bytes) {
-      buffer = at::empty({bytes}, at::kByte);
-    }
+    at::Tensor buffer = std::move(free.back());
+    free.pop_back();
     return {*this, std::move(buffer)};
   }
 
  private:
   void take_back(at::Tensor buffer) {
     std::lock_guard<std::mutex> lock(mutex_);
-    free_.push_back(std::move(buffer));
+    free_[buffer.numel()].push_back(std::move(buffer));
   }
 
   std::mutex mutex_;
-  std::vector<at::Tensor> free_;
+  std::map<int64_t, std::vector<at::Tensor>> free_; ///< by length
 };
 
 } // namespace hvd

@@ -101,6 +101,8 @@ int main(int argc, char** argv) {
   at::set_num_threads(1);
   const auto store = c10::make_intrusive<c10d::HashStore>();
   test_plan();
+  test_codec_for();
+  test_error_feedback();
   test_burst(store);
   run_seeds(options, store);
   std::cout << "model: " << options.seeds << " seeds from " << options.first

@@ -3,27 +3,16 @@
 #include "arguments.h"
 #include "engine/engine.h"
 #include "memory_transport.h"
+#include "require.h"
 
 #include <ATen/ops/full.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-
-#include <cstdlib>
-#include <iostream>
-
-#define REQUIRE(condition) require(condition, #condition, __LINE__)
 
 namespace hvd::model {
 
 namespace {
 
 constexpr int kRanks = 2;
-
-void require(bool condition, const char* text, int line) {
-  if (!condition) {
-    std::cerr << __FILE__ << ':' << line << ": not so: " << text << std::endl;
-    std::_Exit(1);
-  }
-}
 
 Collective allreduce(
     int64_t count,
@@ -41,6 +30,15 @@ Collective broadcast(int64_t count, at::ScalarType dtype = at::kFloat) {
   auto collective = allreduce(count, dtype, c10d::ReduceOp::UNUSED);
   collective.signature.verb = Verb::Broadcast;
   collective.signature.root = 0;
+  return collective;
+}
+
+Collective compressed(
+    int64_t count,
+    Compression compression = Compression::Int8,
+    bool error_feedback = false) {
+  auto collective = allreduce(count);
+  collective.signature.codec = {compression, error_feedback, 32};
   return collective;
 }
 
@@ -138,6 +136,27 @@ void test_buckets() {
   }
 }
 
+void test_compressed() {
+  const Limits limits{64, 1024, 4096};
+  REQUIRE(is_small(compressed(256), limits));
+  REQUIRE(!is_small(compressed(257), limits));
+  REQUIRE(!is_small(compressed(1, Compression::Int4, true), limits));
+
+  // Never in a frame, not even alone, and with their like only.
+  auto plan = plan_of({compressed(1)}, limits);
+  REQUIRE(plan.framed.empty() && (plan.buckets == Buckets{{0}}));
+  plan = plan_of(
+      {allreduce(1),
+       compressed(100),
+       compressed(1, Compression::Fp8),
+       compressed(1),
+       Collective{}},
+      limits);
+  REQUIRE(plan.size == 5);
+  REQUIRE((framed(plan) == Framed{{0, 0}, {4, 16}}));
+  REQUIRE((plan.buckets == Buckets{{1, 3}, {2}}));
+}
+
 /// Whatever the queue, the frame's parts are aligned, disjoint and within the
 /// limit, every member of the batch travels once, and tensors do not matter.
 void test_random_plans() {
@@ -196,6 +215,7 @@ void test_plan() {
   test_frames();
   test_threshold();
   test_buckets();
+  test_compressed();
   test_random_plans();
 }
 

@@ -10,6 +10,12 @@ namespace hvd::model {
 /// plan() and is_small() at their limits.
 void test_plan();
 
+/// codec_for() by table.
+void test_codec_for();
+
+/// Which tensors ErrorFeedback takes for those of the step before.
+void test_error_feedback();
+
 /// A hundred small all_reduces take three frames.
 void test_burst(const c10::intrusive_ptr<c10d::Store>& store);
 

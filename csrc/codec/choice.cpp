@@ -1,0 +1,67 @@
+#include "codec/choice.h"
+
+#include "codec/codec.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <atomic>
+
+namespace hvd {
+
+namespace {
+
+std::atomic<std::optional<Compression>> overriding;
+
+bool is_gradient_like(const Signature& signature) {
+  const bool adds = signature.op == c10d::ReduceOp::SUM ||
+      signature.op == c10d::ReduceOp::AVG;
+  const bool rounds = signature.dtype == at::kFloat ||
+      signature.dtype == at::kHalf || signature.dtype == at::kBFloat16;
+  return signature.verb == Verb::Allreduce && adds && rounds;
+}
+
+bool has_scales(Compression compression) {
+  return compression != Compression::None && compression != Compression::Fp16 &&
+      compression != Compression::Bf16;
+}
+
+} // namespace
+
+Codec make_codec(Compression compression, const CompressionSettings& settings) {
+  const bool coarse = compression == Compression::Int4;
+  Codec codec;
+  codec.compression = compression;
+  codec.error_feedback = settings.error_feedback.value_or(coarse);
+  if (has_scales(compression)) {
+    codec.block = settings.block.value_or(coarse ? 32 : 128);
+  }
+  return codec;
+}
+
+Codec codec_for(
+    const Signature& signature,
+    const CompressionSettings& settings,
+    int size) {
+  const auto compression =
+      overriding_compression().value_or(settings.compression);
+  if (size == 1 || compression == Compression::None ||
+      !is_gradient_like(signature)) {
+    return {};
+  }
+  const auto codec = make_codec(compression, settings);
+  const int64_t bytes =
+      signature.count * static_cast<int64_t>(c10::elementSize(signature.dtype));
+  const bool pays = bytes >= settings.min_bytes &&
+      encoded_bytes(codec, signature.count) < bytes;
+  return pays ? codec : Codec{};
+}
+
+void override_compression(std::optional<Compression> compression) {
+  overriding = compression;
+}
+
+std::optional<Compression> overriding_compression() {
+  return overriding;
+}
+
+} // namespace hvd

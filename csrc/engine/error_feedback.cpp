@@ -1,0 +1,25 @@
+#include "engine/error_feedback.h"
+
+namespace hvd {
+
+std::shared_ptr<Residual> ErrorFeedback::next(const Collective& collective) {
+  const void* address = collective.inputs[0].const_data_ptr();
+  Slot& slot = slots_[address];
+  if (slot.round == round_) {
+    // Those that a whole round has passed over are gone.
+    std::erase_if(
+        slots_, [&](const auto& entry) { return entry.second.round < round_; });
+    ++round_;
+  }
+  if (!slot.residual || slot.signature != collective.signature ||
+      slot.follows != last_) {
+    slot.signature = collective.signature;
+    slot.follows = last_;
+    slot.residual = std::make_shared<Residual>();
+  }
+  slot.round = round_;
+  last_ = address;
+  return slot.residual;
+}
+
+} // namespace hvd

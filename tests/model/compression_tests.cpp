@@ -1,0 +1,106 @@
+#include "unit_tests.h"
+
+#include "codec/choice.h"
+#include "engine/error_feedback.h"
+#include "require.h"
+
+#include <ATen/ops/empty.h>
+
+namespace hvd::model {
+
+namespace {
+
+Signature gradient(
+    int64_t count,
+    at::ScalarType dtype = at::kFloat,
+    ReduceOp op = c10d::ReduceOp::SUM) {
+  Signature signature;
+  signature.verb = Verb::Allreduce;
+  signature.dtype = dtype;
+  signature.op = op;
+  signature.count = count;
+  return signature;
+}
+
+} // namespace
+
+void test_codec_for() {
+  CompressionSettings settings{Compression::Int8, 1024, {}, {}};
+  const auto chosen = [&](const Signature& signature, int size = 2) {
+    return codec_for(signature, settings, size).compression;
+  };
+  using enum Compression;
+  REQUIRE(chosen(gradient(256)) == Int8);
+  REQUIRE(chosen(gradient(255)) == None);
+  REQUIRE(chosen(gradient(256), 1) == None);
+  REQUIRE(chosen(gradient(256, at::kFloat, c10d::ReduceOp::AVG)) == Int8);
+  REQUIRE(chosen(gradient(512, at::kHalf)) == Int8);
+  REQUIRE(chosen(gradient(512, at::kBFloat16)) == Int8);
+  for (const auto dtype : {at::kDouble, at::kInt, at::kComplexFloat}) {
+    REQUIRE(chosen(gradient(4096, dtype)) == None);
+  }
+  for (const auto op : {c10d::ReduceOp::MAX, c10d::ReduceOp::PRODUCT}) {
+    REQUIRE(chosen(gradient(4096, at::kFloat, op)) == None);
+  }
+  auto broadcast = gradient(4096, at::kFloat, c10d::ReduceOp::UNUSED);
+  broadcast.verb = Verb::Broadcast;
+  REQUIRE(chosen(broadcast) == None);
+
+  // 128 to a block, for int4 32 and with feedback, unless set.
+  REQUIRE((codec_for(gradient(256), settings, 2) == Codec{Int8, false, 128}));
+  settings.compression = Int4;
+  REQUIRE((codec_for(gradient(256), settings, 2) == Codec{Int4, true, 32}));
+  settings.block = 64;
+  settings.error_feedback = false;
+  REQUIRE((codec_for(gradient(256), settings, 2) == Codec{Int4, false, 64}));
+
+  // A cast to as many bits gains nothing.
+  settings.compression = Fp16;
+  REQUIRE(chosen(gradient(4096)) == Fp16);
+  REQUIRE(chosen(gradient(4096, at::kHalf)) == None);
+  REQUIRE(chosen(gradient(4096, at::kBFloat16)) == None);
+
+  override_compression(None);
+  REQUIRE(chosen(gradient(4096)) == None);
+  override_compression(Fp8);
+  REQUIRE(chosen(gradient(4096, at::kHalf)) == Fp8);
+  override_compression({});
+  REQUIRE(chosen(gradient(4096)) == Fp16);
+}
+
+void test_error_feedback() {
+  const auto memory = at::empty({3, 100}, at::kFloat);
+  const auto tensor = [&](int64_t row, int64_t count = 100) {
+    Collective collective;
+    collective.signature = gradient(count);
+    collective.inputs = {memory[row].narrow(0, 0, count)};
+    return collective;
+  };
+  ErrorFeedback feedback;
+  const auto first = feedback.next(tensor(0));
+  const auto second = feedback.next(tensor(1));
+  REQUIRE(first != second);
+  // From the second step on it is known what the first one follows.
+  const auto again = feedback.next(tensor(0));
+  REQUIRE(again != first);
+  REQUIRE(feedback.next(tensor(1)) == second);
+  REQUIRE(feedback.next(tensor(0)) == again);
+
+  // Another tensor between them: neither is known to be what it was.
+  const auto third = feedback.next(tensor(2));
+  REQUIRE(feedback.next(tensor(1)) != second);
+  REQUIRE(feedback.next(tensor(0)) == again);
+  REQUIRE(feedback.next(tensor(2)) == third);
+
+  // Another shape in the same memory.
+  REQUIRE(feedback.next(tensor(0, 99)) != again);
+
+  // What a round has passed over is forgotten.
+  REQUIRE(feedback.size() == 2);
+  for (int step = 0; step < 3; ++step) {
+    feedback.next(tensor(2));
+  }
+  REQUIRE(feedback.size() == 1);
+}
+
+} // namespace hvd::model

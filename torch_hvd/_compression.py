@@ -1,0 +1,31 @@
+"""Compression by region of a program."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch_hvd import _settings
+from torch_hvd._load import _C
+
+
+@contextmanager
+def compression(name: str) -> Iterator[None]:
+    """All groups of this process use compression `name` for what is called inside.
+
+    Every rank must call the same inside. It holds for all threads of the process, because autograd
+    calls from threads of its own.
+
+    Args:
+        name: none, fp16, bf16, fp8, fp8_e5m2, int8 or int4.
+
+    Raises:
+        ValueError: another name.
+    """
+    if name not in _settings.COMPRESSIONS:
+        raise ValueError(
+            f"compression is {name!r}; allowed is {' or '.join(_settings.COMPRESSIONS)}"
+        )
+    before = _C.override_compression(name)
+    try:
+        yield
+    finally:
+        _C.override_compression(before)
