@@ -1,7 +1,9 @@
 """Options and fixtures of the benchmarks.
 
 A test module may define SIZES and QUICK_SIZES (bytes, for tests that take `nbytes`) and
-WORLD_SIZES (where it does not make sense with any number of ranks).
+WORLD_SIZES (where it does not make sense with any number of ranks). A test that compares more
+than --backend with --baseline is marked with its pairs of `benchmarks.contenders`:
+`@pytest.mark.contenders(loopback=[(backend, baseline), ...], link=[...])`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from benchmarks.measure import Bench
 from benchmarks.ranks import Ranks
 from benchmarks.report import describe, in_bytes, markdown
 from benchmarks.rows import Row
+from rig.hosts import complaint
 
 BUDGET_S, QUICK_BUDGET_S = 4.0, 1.0
 
@@ -31,11 +34,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     options.addoption("--backend", default="hvd", help="what is measured (default: hvd)")
     options.addoption("--baseline", default="gloo", help="what it is compared to (default: gloo)")
+    options.addoption(
+        "--link", metavar="RATE", help="ranks on hosts of their own behind such links: 1gbit; root"
+    )
     options.addoption("--json", type=Path, metavar="FILE", help="write one JSON line per row")
     options.addoption("--gate", action="store_true", help="fail where a target is missed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "contenders(loopback, link): the pairs to compare")
+    if (link := config.getoption("--link")) and (reason := complaint(link)):
+        raise pytest.UsageError(f"--link {link}: {reason}")
     config.stash[ROWS] = []
     if file := config.getoption("--json"):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -48,18 +57,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         sizes = metafunc.module.QUICK_SIZES if quick else metafunc.module.SIZES
         metafunc.parametrize("nbytes", sizes, ids=lambda size: in_bytes(size).replace(" ", ""))
     if "ranks" in metafunc.fixturenames:
-        wanted = metafunc.config.getoption("--world-size") or [2, 4]
+        option = metafunc.config.getoption
+        wanted = option("--world-size") or [2, 4]
         possible = getattr(metafunc.module, "WORLD_SIZES", wanted)
-        world_sizes = [size for size in wanted if size in possible]
-        metafunc.parametrize(
-            "ranks", world_sizes, ids=lambda size: f"n{size}", indirect=True, scope="module"
-        )
+        pairs = [(option("--backend"), option("--baseline"))]
+        if mark := metafunc.definition.get_closest_marker("contenders"):
+            pairs = mark.kwargs["link" if option("--link") else "loopback"]
+        places = [(size, *pair) for size in wanted if size in possible for pair in pairs]
+        ids = ["-".join([f"n{size}", *(pair if mark else ())]) for size, *pair in places]
+        metafunc.parametrize("ranks", places, ids=ids, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    option = request.config.getoption
-    ranks = Ranks(request.param, option("--backend"), option("--baseline"))
+    size, backend, baseline = request.param
+    ranks = Ranks(size, backend, baseline, request.config.getoption("--link"))
     yield ranks
     ranks.close()
 

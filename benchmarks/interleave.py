@@ -26,6 +26,7 @@ Blocks = list[list[float]]
 
 WARM_UP_ROUNDS = 2  # of two calls or more: DDP settles its buckets in the second
 ROUNDS = (12, 240)  # fewest, most
+SLOW_S, SLOW_ROUNDS = 1.0, 6  # fewest rounds where each takes longer than this
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def interleave(
         for trial in chain.from_iterable(turn.values() for turn in trials):
             _block(rank, trial)
         took = (time.perf_counter() - start) / len(trials)
-    least, most = ROUNDS
+    least, most = ROUNDS if took < SLOW_S else (SLOW_ROUNDS, SLOW_ROUNDS)
     turns = min(max(int(budget_s / took), least), most) // (2 * len(trials))
     rounds = torch.tensor([turns * 2 * len(trials)])
     dist.broadcast(rounds, 0, group=rank.control)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from benchmarks.contenders import Contender
 from benchmarks.interleave import Blocks
 from benchmarks.machine import busy_seconds, cpu_seconds
 from benchmarks.ranks import Ranks
@@ -37,6 +38,8 @@ class Bench:
         bus_factor: float = 1.0,
         trips: int = 1,
         target: float | None = None,
+        hooks: bool = False,
+        wire_bytes: float | None = None,
         **arguments: object,
     ) -> None:
         """Run `case(rank, budget_s=..., **arguments)` on all ranks and keep the row.
@@ -44,8 +47,13 @@ class Bench:
         The case returns the samples of the trials "backend", "baseline" and "limit", as
         `interleave` does. `size` is what a rank contributes to a call, in bytes;
         `bus_factor` turns algbw into busbw; a call makes `trips` transfers, one after
-        the other. Fails the test when the gate is on and the target is missed.
+        the other, and sends `wire_bytes` from each rank where that is known. Fails the test
+        when the gate is on and the target is missed; skips it where a contender has a
+        communication hook and the case makes no use of `hooks`.
         """
+        names = (self.ranks.backend, self.ranks.baseline)
+        if not hooks and any(Contender.parse(name).hook for name in names):
+            pytest.skip("a communication hook means something to a DDP step only")
         pids = self.ranks.start()
         start, busy, ours = time.monotonic(), busy_seconds(), sum(map(cpu_seconds, pids))
         answers = self.ranks.run(
@@ -81,6 +89,8 @@ class Bench:
             high=high,
             target=target,
             foreign=foreign,
+            link=self.ranks.link,
+            wire_bytes=wire_bytes,
         )
         self.keep(row)
         if self.gate and row.missed:

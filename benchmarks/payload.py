@@ -39,3 +39,8 @@ def two_copies(source: torch.Tensor, tensors: list[torch.Tensor], group: int = 1
         assert all(torch.equal(tensor, source) for tensor in tensors)
 
     return Trial(len(tensors) // group, fill, call, check)
+
+
+def relative_error(tensor: torch.Tensor, expected: torch.Tensor) -> float:
+    """Of the L2 norm."""
+    return float((tensor - expected).norm() / expected.norm())

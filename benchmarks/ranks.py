@@ -11,14 +11,17 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing import connection, get_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from benchmarks.contenders import Contender
+from rig.hosts import INTERFACE, Hosts, enter
+
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from torch.distributed import ProcessGroup, TCPStore
 
 T = TypeVar("T")
 
@@ -37,7 +40,7 @@ class Rank:
     `control` is a gloo group of its own, in which ranks meet between measurements. Of each
     contender there are several groups, equal in all but luck: where the kernel puts its
     threads can make one of two gloo groups of the same processes steadily slower.
-    All groups hold every rank.
+    All groups hold every rank. `contenders` has what the two are, as "backend" and "baseline".
     """
 
     rank: int
@@ -45,19 +48,23 @@ class Rank:
     control: ProcessGroup
     backend: tuple[ProcessGroup, ...]
     baseline: tuple[ProcessGroup, ...]
+    contenders: Mapping[str, Contender]
 
 
 class Ranks:
-    """`size` processes joined in three process groups, started at the first `run`.
+    """`size` processes joined in process groups, started at the first `run`.
 
+    With a `link`, a rate such as "1gbit", each is on a host of its own behind such a link.
     A failure or a time-out ends all of them, since survivors may wait in a collective;
     the next `run` starts afresh. Not safe to use from several threads.
     """
 
-    def __init__(self, size: int, backend: str, baseline: str) -> None:
+    def __init__(self, size: int, backend: str, baseline: str, link: str | None = None) -> None:
         self.size = size
         self.backend = backend
         self.baseline = baseline
+        self.link = link
+        self._hosts: Hosts | None = None
         self._processes: list[Any] = []
         self._pipes: list[connection.Connection] = []
 
@@ -91,28 +98,30 @@ class Ranks:
         for pipe in self._pipes:
             pipe.close()
         self._processes, self._pipes = [], []
+        if self._hosts:
+            self._hosts.close()
+            self._hosts = None
 
     def _spawn(self) -> None:
-        from torch.distributed import TCPStore
-
-        # Port 0 and a store owned here: no race for a free port.
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._hosts = Hosts(self.size, self.link) if self.link else None
+        store = self._hosts.at_the_switch(_new_store) if self._hosts else _new_store()
         context = get_context("spawn")
         for rank in range(self.size):
             ours, theirs = context.Pipe()
+            place = Place(rank, self.size, store.port)
+            if self._hosts:
+                namespace = self._hosts.namespace(rank)
+                place = replace(place, address=self._hosts.switch_address, namespace=namespace)
             process = context.Process(
-                target=_serve,
-                args=(theirs, rank, self.size, store.port, self.backend, self.baseline),
-                daemon=True,
+                target=_serve, args=(theirs, place, self.backend, self.baseline), daemon=True
             )
             process.start()
             theirs.close()
             self._processes.append(process)
             self._pipes.append(ours)
         self._store = store
-        self._collect(
-            f"start of {self.size} ranks ({self.backend}, {self.baseline})", START_TIMEOUT_S
-        )
+        what = f"start of {self.size} ranks ({self.backend}, {self.baseline})"
+        self._collect(what, START_TIMEOUT_S)
 
     def _collect(self, what: str, timeout_s: float) -> list[Any]:
         deadline = time.monotonic() + timeout_s
@@ -145,13 +154,32 @@ class Ranks:
             time.sleep(0.5)
 
 
-def _serve(
-    pipe: connection.Connection, rank: int, size: int, port: int, backend: str, baseline: str
-) -> None:
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands, and where the store is; a namespace is that of a host in a rig."""
+
+    rank: int
+    size: int
+    port: int
+    address: str = "127.0.0.1"
+    namespace: str | None = None
+
+
+def _new_store() -> TCPStore:
+    """A store owned here, on port 0: no race for a free port."""
+    from torch.distributed import TCPStore
+
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def _serve(pipe: connection.Connection, place: Place, backend: str, baseline: str) -> None:
     faulthandler.register(signal.SIGUSR1)
     os.environ.update(ENVIRONMENT)
     try:
-        joined = _join(rank, size, port, backend, baseline)
+        if place.namespace:
+            enter(place.namespace)  # before torch, whose threads would stay outside
+            os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+        joined = _join(place, backend, baseline)
         pipe.send((False, None))
         while True:
             function, arguments = pipe.recv()
@@ -160,31 +188,20 @@ def _serve(
         pipe.send((True, traceback.format_exc()))
 
 
-def _join(rank: int, size: int, port: int, backend: str, baseline: str) -> Rank:
+def _join(place: Place, backend: str, baseline: str) -> Rank:
     import torch.distributed as dist
 
     timeout = timedelta(seconds=GROUP_TIMEOUT_S)
-    store = dist.TCPStore("127.0.0.1", port, timeout=timeout)
+    store = dist.TCPStore(place.address, place.port, timeout=timeout)
+    rank, size = place.rank, place.size
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     control = dist.group.WORLD
     assert control is not None
-    pairs = [
-        [_new_group(contender, timeout) for contender in (backend, baseline)] for _ in range(GROUPS)
-    ]
-    return Rank(rank, size, control, *zip(*pairs, strict=True))
-
-
-def _new_group(contender: str, timeout: timedelta) -> ProcessGroup:
-    """A group on a c10d backend by name; "hvd:fusion_threshold=0" is hvd with that option."""
-    import torch.distributed as dist
-
-    backend, _, settings = contender.partition(":")
-    options = None
-    if settings:
-        from torch_hvd import Options
-
-        options = Options()
-        for setting in settings.split(","):
-            name, value = setting.split("=")
-            setattr(options, name, int(value))
-    return dist.new_group(backend=backend, timeout=timeout, pg_options=options)
+    contenders = {"backend": Contender.parse(backend), "baseline": Contender.parse(baseline)}
+    groups: dict[str, list[ProcessGroup]] = {name: [] for name in contenders}
+    for _ in range(GROUPS):
+        for name, contender in contenders.items():
+            groups[name].append(contender.new_group(timeout))
+    return Rank(
+        rank, size, control, tuple(groups["backend"]), tuple(groups["baseline"]), contenders
+    )

@@ -12,6 +12,7 @@ HEAD = (
     "size",
     "type",
     "op",
+    "backend",
     "time us",
     "p10-p90",
     "algbw GB/s",
@@ -21,17 +22,20 @@ HEAD = (
     "ratio",
     "95 %",
     "% of limit",
+    "wire bytes",
     "foreign",
     "target",
 )
-TEXT_COLUMNS = ("type", "op")
+TEXT_COLUMNS = ("type", "op", "backend")
 
 
 def markdown(rows: Iterable[Mapping[str, Any]]) -> str:
-    """One table for each pair of backends and world size, in the order measured."""
+    """One table for each baseline, world size and link, in the order measured."""
     tables: dict[str, list[tuple[str, ...]]] = {}
     for row in rows:
-        title = f"{row['backend']} against {row['baseline']}, {row['world_size']} ranks"
+        title = f"against {row['baseline']}, {row['world_size']} ranks"
+        if row["link"]:
+            title += f", links of {row['link']}"
         tables.setdefault(title, []).append(_cells(row))
     return "\n\n".join(f"### {title}\n\n{_table(lines)}" for title, lines in tables.items())
 
@@ -48,6 +52,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         in_bytes(row["size"]),
         row["dtype"],
         row["op"],
+        row["backend"],
         _us(row["time"]["median"]),
         f"{_us(row['time']['p10'])}-{_us(row['time']['p90'])}",
         f"{row['algbw']:.3f}",
@@ -57,6 +62,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         f"{row['ratio']:.3f}",
         f"{row['low']:.2f}-{row['high']:.2f}",
         f"{row['percent_of_limit']:.1f}",
+        "" if row["wire_bytes"] is None else f"{row['wire_bytes']:.0f}",
         f"{row['foreign']:.2f}",
         verdict,
     )

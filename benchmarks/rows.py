@@ -34,7 +34,9 @@ class Row:
 
     `ratio` is the median time over the baseline's; `low` and `high` bound it with 95 %
     confidence. `target` is the ratio to reach, if one was promised. `foreign` is the CPU time
-    that other processes took meanwhile, in cores: well above 0, the row means little.
+    that other processes took meanwhile, in cores: well above 0, the row means little. `link` is
+    the rate of the links between ranks, None for loopback; `wire_bytes` what each rank of the
+    backend sends in a call, on average, None where it does not tell.
     """
 
     op: str
@@ -54,6 +56,8 @@ class Row:
     high: float
     target: float | None
     foreign: float
+    link: str | None
+    wire_bytes: float | None
 
     @property
     def percent_of_limit(self) -> float:

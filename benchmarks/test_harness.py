@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 
@@ -9,10 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks.contenders import Contender
 from benchmarks.interleave import Blocks, Trial, interleave
 from benchmarks.payload import pattern, two_copies
 from benchmarks.ranks import Rank, Ranks
 from benchmarks.rows import Spread, ratio_interval, slowest
+from rig.hosts import complaint
 
 
 def hang(rank: Rank) -> None:
@@ -51,6 +54,33 @@ def test_failures_are_named_and_the_next_run_starts_afresh(two_ranks: Ranks) -> 
     answers = two_ranks.run(wrong_sum, timeout_s=60, contributing=2)
     assert [sorted(answer) for answer in answers] == [["backend", "limit"]] * 2
     assert len(answers[0]["backend"]) == len(answers[1]["limit"]) >= 12
+
+
+def interfaces(rank: Rank) -> list[str]:
+    """The network interfaces of the place where a rank runs, once all ranks have met."""
+    dist.barrier(group=rank.control)
+    return [name for _, name in socket.if_nameindex()]
+
+
+def test_ranks_on_links_have_hosts_of_their_own() -> None:
+    if reason := complaint("1gbit"):
+        pytest.skip(reason)
+    ranks = Ranks(2, "gloo", "gloo", link="1gbit")
+    try:
+        assert ranks.run(interfaces, timeout_s=60) == [["lo", "eth0"]] * 2
+    finally:
+        ranks.close()
+
+
+def test_contenders_by_name() -> None:
+    contender = Contender.parse("hvd:compression=int8,fusion_threshold=0+fp16_compress_hook")
+    assert contender.backend == "hvd"
+    assert contender.options == {"compression": "int8", "fusion_threshold": 0}
+    assert contender.hook == "fp16_compress_hook"
+    assert contender.tolerance == 0.013
+    assert Contender.parse("gloo") == Contender("gloo", {}, "")
+    with pytest.raises(ValueError, match=r"'compression' is no OPTION=VALUE"):
+        Contender.parse("hvd:compression")
 
 
 def test_a_call_counts_where_it_took_longest() -> None:

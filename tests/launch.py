@@ -10,6 +10,8 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
+from rig.hosts import INTERFACE, Hosts
+
 _HEAD = """
 import os, sys, time
 import torch
@@ -25,9 +27,11 @@ def launch(
     backend: str = "hvd",
     env: Mapping[str, str] | None = None,
     timeout: float = 60.0,
+    hosts: Hosts | None = None,
 ) -> list[subprocess.CompletedProcess[str]]:
     """Run `script` after init_process_group in `size` interpreters; it sees `rank` and `size`.
 
+    With `hosts`, each rank runs on the host of its number.
     Returns exit codes and output by rank. Raises subprocess.TimeoutExpired when one has not ended
     after `timeout` seconds; none is left running.
     """
@@ -36,9 +40,13 @@ def launch(
         started = []
         for rank in range(size):
             own = {"RANK": str(rank), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
+            command = [sys.executable, "-c", text]
+            if hosts:
+                own["GLOO_SOCKET_IFNAME"] = INTERFACE
+                command = [*hosts.command(rank), *command]
             started.append(
                 subprocess.Popen(
-                    [sys.executable, "-c", text],
+                    command,
                     env={**os.environ, **own, **(env or {})},
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,

@@ -1,0 +1,1 @@
+"""What tests and benchmarks need around a program: several hosts on one machine."""

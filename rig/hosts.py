@@ -1,0 +1,168 @@
+"""Hosts on one machine: network namespaces on a switch, with links as slow as wanted.
+
+    with Hosts(2, "1gbit") as hosts:
+        subprocess.run([*hosts.command(0), "ip", "address"])
+
+Each host has an interface `eth0` and an address of its own; what it sends leaves at the rate
+given at most. Linux, as root, with iproute2 and util-linux.
+
+The namespaces have no names: they live as long as somebody holds them, so nothing has to be
+cleaned up after a run, however it ended, and two runs cannot meet.
+
+This module must not import torch: a process enters its host first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import TypeVar
+
+T = TypeVar("T")
+
+INTERFACE = "eth0"
+BURST = "256kb"  # passes at once after a pause; more than the 64 KB packets of a veth
+QUEUE = "20ms"  # at the rate; what would wait longer is dropped
+
+_CLONE_NEWNET = 0x40000000  # linux/sched.h
+_COMMANDS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
+
+
+class Hosts:
+    """`count` hosts, numbered from 0, on a switch that has an address too.
+
+    Args:
+        rate: at which a host sends, as tc writes it: "1gbit", "100mbit"; None for no limit.
+
+    Raises:
+        RuntimeError: names the command that failed and what it said.
+        OSError: this process may not make namespaces.
+    """
+
+    def __init__(self, count: int, rate: str | None = None) -> None:
+        self._namespaces = [_new_namespace()]  # the switch's, then the hosts'
+        try:
+            self._connect(count, rate)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Hosts:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def switch_address(self) -> str:
+        """Reachable from every host, over its link."""
+        return "10.0.0.254"
+
+    def address(self, host: int) -> str:
+        return f"10.0.0.{host + 1}"
+
+    def namespace(self, host: int) -> str:
+        """The path of its network namespace, for `enter`; valid while this process holds it."""
+        return _path(self._namespaces[1 + host])
+
+    def command(self, host: int) -> list[str]:
+        """What to put before a command to run it on a host."""
+        return ["nsenter", f"--net={self.namespace(host)}"]
+
+    def at_the_switch(self, function: Callable[[], T]) -> T:
+        """Call `function` at the switch: sockets it opens, threads it starts stay there."""
+
+        def call() -> T:
+            enter(_path(self._namespaces[0]))
+            return function()
+
+        return _in_a_thread(call)
+
+    def close(self) -> None:
+        """Let go of the hosts. They are gone when the last process on them is."""
+        while self._namespaces:
+            os.close(self._namespaces.pop())
+
+    def _connect(self, count: int, rate: str | None) -> None:
+        switch = self._namespaces[0]
+        _run(switch, "ip link add switch type bridge")
+        _run(switch, f"ip address add {self.switch_address}/24 dev switch")
+        _run(switch, "ip link set switch up")
+        _run(switch, "ip link set lo up")
+        for host in range(count):
+            self._namespaces.append(own := _new_namespace())
+            peer = f"peer name port{host} netns {_path(switch)}"
+            _run(own, f"ip link add {INTERFACE} type veth {peer}")
+            _run(own, f"ip address add {self.address(host)}/24 dev {INTERFACE}")
+            if rate:
+                limit = f"tbf rate {rate} burst {BURST} latency {QUEUE}"
+                _run(own, f"tc qdisc add dev {INTERFACE} root {limit}")
+            _run(own, f"ip link set {INTERFACE} up")
+            _run(own, "ip link set lo up")
+            _run(switch, f"ip link set port{host} master switch up")
+
+
+def complaint(rate: str | None = None) -> str | None:
+    """Why hosts, with links of this rate, cannot be made here; None if they can."""
+    for command, package in _COMMANDS.items():
+        if not shutil.which(command):
+            return f"no {command} here (Debian: apt-get install {package})"
+    try:
+        Hosts(1, rate).close()
+    except (OSError, RuntimeError) as error:
+        return f"{error}" if os.geteuid() == 0 else f"needs root: {error}"
+    return None
+
+
+def enter(namespace: str) -> None:
+    """Move the calling thread, and what it starts from now on, into a network namespace."""
+    descriptor = os.open(namespace, os.O_RDONLY)
+    try:
+        _call("setns", descriptor, _CLONE_NEWNET)
+    finally:
+        os.close(descriptor)
+
+
+def _new_namespace() -> int:
+    """A file descriptor that keeps a new network namespace."""
+
+    def leave() -> int:
+        _call("unshare", _CLONE_NEWNET)
+        return os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+
+    return _in_a_thread(leave)
+
+
+def _path(namespace: int) -> str:
+    return f"/proc/{os.getpid()}/fd/{namespace}"
+
+
+def _run(namespace: int, command: str) -> None:
+    inside = ["nsenter", f"--net={_path(namespace)}", *command.split()]
+    done = subprocess.run(inside, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command}: {done.stderr.strip() or done.returncode}")
+
+
+def _call(name: str, *arguments: int) -> None:
+    """Call libc; Python has these from 3.12 on."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments):
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def _in_a_thread(function: Callable[[], T]) -> T:
+    """Call `function` in a thread of its own, which takes the namespace it enters with it."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(function).result()

@@ -1,0 +1,62 @@
+"""What an all_reduce puts on the network, as the interface of each host counts it."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import pytest
+
+from launch import launch
+from rig.hosts import INTERFACE, Hosts, complaint
+
+if REASON := complaint():
+    pytestmark = pytest.mark.skip(reason=f"no hosts here: {REASON}")
+
+COUNT = 1 << 20  # float32, 4 MB
+REPEAT = 4
+
+# /sys shows the namespace that it was mounted from; /proc that of the process.
+SCRIPT = f"""
+from pathlib import Path
+
+def sent():
+    rows = dict(line.split(":") for line in Path("/proc/self/net/dev").read_text().splitlines()[2:])
+    return int({{name.strip(): row for name, row in rows.items()}}[{INTERFACE!r}].split()[8])
+
+tensor = torch.randn({COUNT}, generator=torch.Generator().manual_seed(rank))
+dist.all_reduce(tensor.clone())
+dist.barrier()
+before = sent()
+for _ in range({REPEAT}):
+    dist.all_reduce(tensor.clone())
+dist.barrier()
+print((sent() - before) / {REPEAT})
+dist.destroy_process_group()
+"""
+
+
+@functools.cache
+def sent_by_each(size: int, compression: str) -> list[float]:
+    """Bytes on the wire, headers and all, that each rank sends for an all_reduce of 4 MB."""
+    with Hosts(size) as hosts:
+        ended = launch(SCRIPT, size, env={"HVD_COMPRESSION": compression}, hosts=hosts)
+    assert [process.returncode for process in ended] == [0] * size, ended[0].stderr
+    return [json.loads(process.stdout) for process in ended]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_without_compression(size: int) -> None:
+    least = 2 * 4 * COUNT * (size - 1) / size  # shards out, sums back
+    for sent in sent_by_each(size, "none"):
+        assert least <= sent <= 1.02 * least
+
+
+@pytest.mark.parametrize(
+    ("compression", "factor"),
+    [("fp16", 1.99), ("bf16", 1.99), ("int8", 3.9), ("fp8", 3.9), ("fp8_e5m2", 3.9), ("int4", 6.9)],
+)
+def test_compressed(compression: str, factor: float) -> None:
+    plain, compressed = sent_by_each(2, "none"), sent_by_each(2, compression)
+    for before, after in zip(plain, compressed, strict=True):
+        assert before / after >= factor
