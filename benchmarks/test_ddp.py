@@ -41,8 +41,8 @@ def gradients(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-def steps(rank: Rank, *, budget_s: float) -> dict[str, Blocks]:
-    """Runs on a rank. The limit is a step of the bare model and two copies of its gradients."""
+def trials(rank: Rank) -> tuple[Trial, dict[str, list[Trial]]]:
+    """The limit, a step of the bare model and two copies of its gradients, and the contenders."""
     bare, inputs = mlp(), batch(rank.rank)
     expected = torch.zeros(NBYTES // 4)
     for peer in range(rank.size):
@@ -74,7 +74,13 @@ def steps(rank: Rank, *, budget_s: float) -> dict[str, Blocks]:
         "backend": [ddp(group, rank.contenders["backend"]) for group in rank.backend],
         "baseline": [ddp(group, rank.contenders["baseline"]) for group in rank.baseline],
     }
-    return interleave(rank, Trial(1, fill, call, copies.check), contenders, budget_s)
+    return Trial(1, fill, call, copies.check), contenders
+
+
+def steps(rank: Rank, *, budget_s: float) -> dict[str, Blocks]:
+    """Runs on a rank."""
+    limit, contenders = trials(rank)
+    return interleave(rank, limit, contenders, budget_s)
 
 
 def test_ddp_step(bench: Bench) -> None:
