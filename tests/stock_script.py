@@ -1,6 +1,7 @@
 """What a user's script looks like: torchrun, DDP, and nothing of torch_hvd but the string."""
 
 import pickle
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,8 @@ torch.testing.assert_close(layer.weight.grad, expected)
 print(f"rank {rank} of {size}: {dist.get_backend()}")
 if hasattr(torch._C._distributed_c10d, "FlightRecorderHook"):
     # This torch attaches its flight recorder to plug-ins, so it has every operation of ours.
-    dump = pickle.loads(torch._C._distributed_c10d._dump_fr_trace(backend="hvd"))
+    recorder: Any = torch._C._distributed_c10d
+    dump = pickle.loads(recorder._dump_fr_trace(backend="hvd"))
     names = [entry["profiling_name"] for entry in dump["entries"]]
     assert any("hvd:all_reduce" in name for name in names), names
 dist.destroy_process_group()
