@@ -102,6 +102,7 @@ class Message {
  public:
   Message(Codec codec, const Encoded& encoded, int64_t count)
       : codec_(codec),
+        count_(count),
         values_(static_cast<uint8_t*>(encoded.bytes_to_move().data_ptr())),
         scales_(values_ + round_up(value_bytes(codec, count), 2)) {
     const int64_t expected = encoded_bytes(codec, count);
@@ -115,6 +116,13 @@ class Message {
         expected,
         " bytes, not ",
         encoded.bytes_to_move().numel());
+  }
+
+  /// The byte between values and scales, if there is one, travels too.
+  void clear_gap() const {
+    for (uint8_t* byte = values(count_); byte < scales_; ++byte) {
+      *byte = 0;
+    }
   }
 
   /// Of the value `begin`, the first of a block, and those behind it.
@@ -139,6 +147,7 @@ class Message {
 
  private:
   const Codec codec_;
+  const int64_t count_;
   uint8_t* const values_;
   uint8_t* const scales_;
 };
@@ -315,6 +324,7 @@ void encode(
   check_numbers("a tensor to encode", in);
   check_residual(residual, in.numel());
   const Message message(codec, out, in.numel());
+  message.clear_gap();
   const Pieces pieces(codec);
   float* const rest = residual.defined() ? residual.data_ptr<float>() : nullptr;
 
@@ -370,6 +380,7 @@ void decode_sum_encode(
     messages.emplace_back(codec, *source, count);
   }
   const Message to(codec, out, count);
+  to.clear_gap();
   const Pieces pieces(codec);
   float* const rest = residual.defined() ? residual.data_ptr<float>() : nullptr;
 
