@@ -147,21 +147,37 @@ HVD_TARGET inline __m512i as_halves(const uint8_t* in) {
   }
 }
 
-template <bool kAdd>
-HVD_TARGET inline void place(__m512 number, __m512 scale, float* out) {
-  _mm512_storeu_ps(
-      out,
-      kAdd ? _mm512_fmadd_ps(number, scale, _mm512_loadu_ps(out))
-           : _mm512_mul_ps(number, scale));
+template <Write kWrite>
+HVD_TARGET inline void put(__m512 number, float* out) {
+  if constexpr (kWrite == Write::Stream) {
+    _mm512_stream_ps(out, number);
+  } else {
+    _mm512_storeu_ps(out, number);
+  }
 }
 
-template <bool kAdd>
+template <Write kWrite>
+HVD_TARGET inline void place(__m512 number, __m512 scale, float* out) {
+  put<kWrite>(
+      kWrite == Write::Add
+          ? _mm512_fmadd_ps(number, scale, _mm512_loadu_ps(out))
+          : _mm512_mul_ps(number, scale),
+      out);
+}
+
+template <Write kWrite>
 HVD_TARGET inline void place(__m512 number, float* out) {
-  _mm512_storeu_ps(
-      out, kAdd ? _mm512_add_ps(_mm512_loadu_ps(out), number) : number);
+  put<kWrite>(
+      kWrite == Write::Add ? _mm512_add_ps(_mm512_loadu_ps(out), number)
+                           : number,
+      out);
 }
 
 struct Rows {
+  static void fence() {
+    _mm_sfence();
+  }
+
   template <typename Element>
   HVD_TARGET static void largest(
       const float* in,
@@ -178,8 +194,11 @@ struct Rows {
       __m512 odd = even;
 #pragma GCC unroll 4
       for (int64_t i = 0; i < block; i += 32) {
-        const __m512 first = _mm512_loadu_ps(in + b * block + i);
-        const __m512 second = _mm512_loadu_ps(in + b * block + i + 16);
+        const float* const at = in + b * block + i;
+        __builtin_prefetch(at + kAhead);
+        __builtin_prefetch(at + kAhead + 16);
+        const __m512 first = _mm512_loadu_ps(at);
+        const __m512 second = _mm512_loadu_ps(at + 16);
         even = _mm512_range_ps(even, first, kLargerMagnitude);
         odd = _mm512_range_ps(odd, second, kLargerMagnitude);
         if constexpr (!kIsInteger<Element>) {
@@ -280,7 +299,7 @@ struct Rows {
     }
   }
 
-  template <typename Element, bool kAdd>
+  template <typename Element, Write kWrite>
   HVD_TARGET static void decode(
       const uint8_t* in,
       float scale,
@@ -291,19 +310,19 @@ struct Rows {
       for (int64_t i = 0; i < n; i += 16) {
         const __m128i codes =
             _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i));
-        place<kAdd>(
+        place<kWrite>(
             _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes)), s, out + i);
       }
     } else if constexpr (std::is_same_v<Element, Int4>) {
-      decode_int4<kAdd>(in, scale, n, out);
+      decode_int4<kWrite>(in, scale, n, out);
     } else {
       const __m512 s = _mm512_set1_ps(
           std::is_same_v<Element, E4m3> ? scale * 0x1p8F : scale);
       for (int64_t i = 0; i < n; i += 32) {
         const __m512i halves = as_halves<Element>(in + i);
-        place<kAdd>(
+        place<kWrite>(
             _mm512_cvtph_ps(_mm512_castsi512_si256(halves)), s, out + i);
-        place<kAdd>(
+        place<kWrite>(
             _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)),
             s,
             out + i + 16);
@@ -312,7 +331,7 @@ struct Rows {
   }
 
   /// By a table of all 16 products; of its index four bits count.
-  template <bool kAdd>
+  template <Write kWrite>
   HVD_TARGET static void decode_int4(
       const uint8_t* in,
       float scale,
@@ -334,8 +353,8 @@ struct Rows {
           _mm512_srlv_epi32(_mm512_permutexvar_epi32(first, pairs), eighths);
       const __m512i high =
           _mm512_srlv_epi32(_mm512_permutexvar_epi32(second, pairs), eighths);
-      place<kAdd>(_mm512_permutexvar_ps(low, products), out + i);
-      place<kAdd>(_mm512_permutexvar_ps(high, products), out + i + 16);
+      place<kWrite>(_mm512_permutexvar_ps(low, products), out + i);
+      place<kWrite>(_mm512_permutexvar_ps(high, products), out + i + 16);
     }
   }
 
@@ -362,17 +381,17 @@ struct Rows {
     }
   }
 
-  template <typename Cast, bool kAdd>
+  template <typename Cast, Write kWrite>
   HVD_TARGET static void decode_cast(const uint8_t* in, int64_t n, float* out) {
     for (int64_t i = 0; i < n; i += 16) {
       const __m256i codes =
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + 2 * i));
       if constexpr (std::is_same_v<Cast, Half>) {
-        place<kAdd>(_mm512_cvtph_ps(codes), out + i);
+        place<kWrite>(_mm512_cvtph_ps(codes), out + i);
       } else {
         const __m512i bits =
             _mm512_slli_epi32(_mm512_cvtepu16_epi32(codes), 16);
-        place<kAdd>(_mm512_castsi512_ps(bits), out + i);
+        place<kWrite>(_mm512_castsi512_ps(bits), out + i);
       }
     }
   }

@@ -49,12 +49,12 @@ void use_simd(const std::string& name) {
       return;
     }
   }
+  std::string allowed;
+  for (const auto& one : simd_names()) {
+    allowed += " " + one;
+  }
   TORCH_CHECK_VALUE(
-      false,
-      "hvd: no kernels \"",
-      name,
-      "\"; this processor has ",
-      simd_names());
+      false, "hvd: no kernels \"", name, "\"; this processor has", allowed);
 }
 
 } // namespace hvd
