@@ -266,6 +266,7 @@ struct Rows {
   template <typename Cast>
   HVD_TARGET static void encode_cast(const float* in, int64_t n, uint8_t* out) {
     for (int64_t i = 0; i < n; i += 16) {
+      __builtin_prefetch(in + i + kAhead);
       const __m256i mixed = _mm256_packus_epi32(
           encode_words<Cast>(_mm256_loadu_ps(in + i)),
           encode_words<Cast>(_mm256_loadu_ps(in + i + 8)));

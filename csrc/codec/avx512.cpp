@@ -360,25 +360,52 @@ struct Rows {
 
   template <typename Cast>
   HVD_TARGET static void encode_cast(const float* in, int64_t n, uint8_t* out) {
-    for (int64_t i = 0; i < n; i += 16) {
-      const __m512 value = _mm512_loadu_ps(in + i);
-      const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
-      __m256i codes;
+    const __m512i upper_halves = _mm512_add_epi16(
+        _mm512_set1_epi16(1), _mm512_slli_epi16(count_up(), 1));
+    for (int64_t i = 0; i < n; i += 32) {
+      __builtin_prefetch(in + i + kAhead);
+      __builtin_prefetch(in + i + kAhead + 16);
+      const __m512 first = _mm512_loadu_ps(in + i);
+      const __m512 second = _mm512_loadu_ps(in + i + 16);
       if constexpr (std::is_same_v<Cast, Half>) {
-        codes = _mm512_cvtps_ph(
-            value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-        codes = _mm256_mask_mov_epi16(codes, nan, _mm256_set1_epi16(0x7e00));
+        store_halves(first, out + 2 * i);
+        store_halves(second, out + 2 * i + 32);
       } else {
-        const __m512i bits = _mm512_castps_si512(value);
-        const __m512i odd =
-            _mm512_and_si512(_mm512_srli_epi32(bits, 16), words(1));
-        const __m512i rounded =
-            _mm512_add_epi32(_mm512_add_epi32(bits, words(0x7fff)), odd);
-        codes = _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(
-            _mm512_srli_epi32(rounded, 16), nan, words(0x7fc0)));
+        const __m512i codes = _mm512_permutex2var_epi16(
+            round_to_upper_half(first),
+            upper_halves,
+            round_to_upper_half(second));
+        _mm512_storeu_si512(out + 2 * i, codes);
       }
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 2 * i), codes);
     }
+  }
+
+  /// 0 to 31 in 16 bits each.
+  HVD_TARGET static __m512i count_up() {
+    return _mm512_cvtepi8_epi16(_mm256_setr_epi8(
+        // clang-format off
+        0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,
+        16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31));
+    // clang-format on
+  }
+
+  HVD_TARGET static void store_halves(__m512 value, uint8_t* out) {
+    const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    const __m256i codes =
+        _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm256_storeu_si256(
+        reinterpret_cast<__m256i*>(out),
+        _mm256_mask_mov_epi16(codes, nan, _mm256_set1_epi16(0x7e00)));
+  }
+
+  /// bf16, with what was dropped below.
+  HVD_TARGET static __m512i round_to_upper_half(__m512 value) {
+    const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    const __m512i bits = _mm512_castps_si512(value);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), words(1));
+    const __m512i rounded =
+        _mm512_add_epi32(_mm512_add_epi32(bits, words(0x7fff)), odd);
+    return _mm512_mask_mov_epi32(rounded, nan, words(kNanBits));
   }
 
   template <typename Cast, Write kWrite>
