@@ -6,9 +6,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+<<<<<<< HEAD
 import pytest
 
 from benchmarks.contenders import Contender
+=======
+>>>>>>> codec
 from benchmarks.interleave import Blocks
 from benchmarks.machine import busy_seconds, cpu_seconds
 from benchmarks.ranks import Ranks
@@ -26,7 +29,6 @@ class Bench:
 
     ranks: Ranks
     budget_s: float
-    gate: bool
     keep: Callable[[Row], None]
 
     def row(
@@ -47,9 +49,13 @@ class Bench:
         The case returns the samples of the trials "backend", "baseline" and "limit", as
         `interleave` does. `size` is what a rank contributes to a call, in bytes;
         `bus_factor` turns algbw into busbw; a call makes `trips` transfers, one after
+<<<<<<< HEAD
         the other, and sends `wire_bytes` from each rank where that is known. Fails the test
         when the gate is on and the target is missed; skips it where a contender has a
         communication hook and the case makes no use of `hooks`.
+=======
+        the other.
+>>>>>>> codec
         """
         names = (self.ranks.backend, self.ranks.baseline)
         if not hooks and any(Contender.parse(name).hook for name in names):
@@ -93,5 +99,3 @@ class Bench:
             wire_bytes=wire_bytes,
         )
         self.keep(row)
-        if self.gate and row.missed:
-            pytest.fail(f"{op}, {size} B: ratio {row.ratio:.3f} is above {target}", pytrace=False)
