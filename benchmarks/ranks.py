@@ -28,7 +28,7 @@ T = TypeVar("T")
 # One thread per rank, as torchrun sets it. From torch 2.14 on the flight recorder
 # is attached to plug-ins only, so it would weigh on one side of the comparison.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "0"}
-GROUPS = 3  # of each contender
+GROUPS = 3  # of each contender; one may be luckier than its twin
 GROUP_TIMEOUT_S = 60
 START_TIMEOUT_S = 90
 
@@ -52,18 +52,26 @@ class Rank:
 
 
 class Ranks:
-    """`size` processes joined in process groups, started at the first `run`.
+    """`size` processes joined in `groups` groups of each contender, started at the first `run`.
 
     With a `link`, a rate such as "1gbit", each is on a host of its own behind such a link.
     A failure or a time-out ends all of them, since survivors may wait in a collective;
     the next `run` starts afresh. Not safe to use from several threads.
     """
 
-    def __init__(self, size: int, backend: str, baseline: str, link: str | None = None) -> None:
+    def __init__(
+        self,
+        size: int,
+        backend: str = "hvd",
+        baseline: str = "gloo",
+        link: str | None = None,
+        groups: int = GROUPS,
+    ) -> None:
         self.size = size
         self.backend = backend
         self.baseline = baseline
         self.link = link
+        self.groups = groups
         self._hosts: Hosts | None = None
         self._processes: list[Any] = []
         self._pipes: list[connection.Connection] = []
@@ -108,7 +116,7 @@ class Ranks:
         context = get_context("spawn")
         for rank in range(self.size):
             ours, theirs = context.Pipe()
-            place = Place(rank, self.size, store.port)
+            place = Place(rank, self.size, store.port, self.groups)
             if self._hosts:
                 namespace = self._hosts.namespace(rank)
                 place = replace(place, address=self._hosts.switch_address, namespace=namespace)
@@ -161,6 +169,7 @@ class Place:
     rank: int
     size: int
     port: int
+    groups: int  # of each contender
     address: str = "127.0.0.1"
     namespace: str | None = None
 
@@ -199,7 +208,7 @@ def _join(place: Place, backend: str, baseline: str) -> Rank:
     assert control is not None
     contenders = {"backend": Contender.parse(backend), "baseline": Contender.parse(baseline)}
     groups: dict[str, list[ProcessGroup]] = {name: [] for name in contenders}
-    for _ in range(GROUPS):
+    for _ in range(place.groups):
         for name, contender in contenders.items():
             groups[name].append(contender.new_group(timeout))
     return Rank(

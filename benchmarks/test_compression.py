@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import test_ddp
-from benchmarks.contenders import Contender
+from benchmarks.contenders import Contender, sent_bytes
 from benchmarks.measure import Bench
 from benchmarks.payload import pattern
 from benchmarks.ranks import Rank
@@ -52,11 +52,9 @@ def codec_of(bench: Bench) -> str:
 
 def sent_by(call: Callable[[], object]) -> float | None:
     """Bytes that this rank sends in `call` through hvd; None where hvd sends nothing."""
-    from torch_hvd import statistics
-
-    before = sum(group["wire_bytes"] for group in statistics())
+    before = sent_bytes()
     call()
-    return sum(group["wire_bytes"] for group in statistics()) - before or None
+    return sent_bytes() - before or None
 
 
 def sent_by_reduction(rank: Rank, *, count: int) -> float | None:

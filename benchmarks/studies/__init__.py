@@ -1,0 +1,1 @@
+"""Longer experiments than benchmarks, whose results are kept in docs/."""
