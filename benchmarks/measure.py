@@ -6,12 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-<<<<<<< HEAD
 import pytest
 
 from benchmarks.contenders import Contender
-=======
->>>>>>> codec
 from benchmarks.interleave import Blocks
 from benchmarks.machine import busy_seconds, cpu_seconds
 from benchmarks.ranks import Ranks
@@ -49,13 +46,8 @@ class Bench:
         The case returns the samples of the trials "backend", "baseline" and "limit", as
         `interleave` does. `size` is what a rank contributes to a call, in bytes;
         `bus_factor` turns algbw into busbw; a call makes `trips` transfers, one after
-<<<<<<< HEAD
-        the other, and sends `wire_bytes` from each rank where that is known. Fails the test
-        when the gate is on and the target is missed; skips it where a contender has a
-        communication hook and the case makes no use of `hooks`.
-=======
-        the other.
->>>>>>> codec
+        the other, and sends `wire_bytes` from each rank where that is known. Skips the test
+        where a contender has a communication hook and the case makes no use of `hooks`.
         """
         names = (self.ranks.backend, self.ranks.baseline)
         if not hooks and any(Contender.parse(name).hook for name in names):

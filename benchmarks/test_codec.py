@@ -137,5 +137,7 @@ def test_codec(compression: str, nbytes: int, budget_s: float, keep: Callable[[R
                 high=high,
                 target=TARGETS[compression].get(name),
                 foreign=foreign,
+                link=None,
+                wire_bytes=None,
             )
         )

@@ -50,20 +50,12 @@ void use_simd(const std::string& name) {
       return;
     }
   }
-  std::string allowed;
-  for (const auto& one : simd_names()) {
-    allowed += " " + one;
-  }
   TORCH_CHECK_VALUE(
-<<<<<<< HEAD
       false,
       "hvd: no kernels \"",
       name,
       "\"; this processor has ",
       c10::Join(", ", simd_names()));
-=======
-      false, "hvd: no kernels \"", name, "\"; this processor has", allowed);
->>>>>>> codec
 }
 
 } // namespace hvd
