@@ -1,4 +1,398 @@
+// Kernels for AVX-512 with its byte, double word and vector length extensions.
+
 #include "codec/kernels.h"
+
+#if defined(__x86_64__)
+
+// GCC 12 warns of what its own header leaves undefined on purpose (bug 105593).
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+
+#define HVD_TARGET \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
+#include "codec/blocks.h"
+
+#include <immintrin.h>
+
+#include <type_traits>
+
+namespace hvd {
+
+namespace {
+
+template <typename Element>
+constexpr bool kIsInteger =
+    std::is_same_v<Element, Int8> || std::is_same_v<Element, Int4>;
+
+/// A select by bits, as an operand of vpternlog: c ? a : b.
+constexpr int kSelect = 0xe4;
+
+/// Of the operands of vrangeps the one of larger magnitude: that magnitude, or
+/// with the sign of the first.
+constexpr int kLargerMagnitude = 0b1011;
+constexpr int kLargerKeepSign = 0b0011;
+
+HVD_TARGET inline __m512i words(int32_t bits) {
+  return _mm512_set1_epi32(bits);
+}
+
+/// 16 scaled values as codes in words that fit 16 bits with sign; those of
+/// small floats as SmallFloat::kRounder has it.
+template <typename Element>
+HVD_TARGET inline __m512i round_to_words(__m512 value) {
+  if constexpr (kIsInteger<Element>) {
+    return _mm512_cvtps_epi32(value);
+  } else {
+    using Format = typename Element::Format;
+    // The larger magnitude, with the sign of the value.
+    const __m512 normal = _mm512_range_ps(
+        value, _mm512_castsi512_ps(words(Format::kNormal)), kLargerKeepSign);
+    const __m512 power = _mm512_and_ps(
+        normal, _mm512_castsi512_ps(words(static_cast<int32_t>(0xff800000))));
+    const __m512 rounded =
+        _mm512_fmadd_ps(power, _mm512_set1_ps(Format::kRounder), value);
+    return _mm512_madd_epi16(
+        _mm512_castps_si512(rounded), words(1 << 16 | Format::kLowerWeight));
+  }
+}
+
+/// 32 values as codes in the lower bytes of 16 bits, in the order of packs.
+template <typename Element>
+HVD_TARGET inline __m512i round_to_halves(const float* in, __m512 r) {
+  const __m512i low =
+      round_to_words<Element>(_mm512_mul_ps(_mm512_loadu_ps(in), r));
+  const __m512i high =
+      round_to_words<Element>(_mm512_mul_ps(_mm512_loadu_ps(in + 16), r));
+  const __m512i both = _mm512_packs_epi32(low, high);
+  if constexpr (kIsInteger<Element>) {
+    return both;
+  } else {
+    return _mm512_ternarylogic_epi32(
+        _mm512_srli_epi16(both, Element::Format::kCodeShift),
+        _mm512_srli_epi16(both, 8),
+        _mm512_set1_epi16(0x7f),
+        kSelect);
+  }
+}
+
+/// Bytes of 0 to 15, or of -8 to 7, two by two into one.
+HVD_TARGET inline __m512i pair_up(__m512i bytes) {
+  return _mm512_ternarylogic_epi32(
+      bytes, _mm512_srli_epi16(bytes, 4), _mm512_set1_epi16(0xf), kSelect);
+}
+
+template <typename Element>
+HVD_TARGET inline void encode_64(const float* in, __m512 r, uint8_t* out) {
+  const __m512i first = round_to_halves<Element>(in, r);
+  const __m512i second = round_to_halves<Element>(in + 32, r);
+  const __m512i mixed = kIsInteger<Element>
+      ? _mm512_packs_epi16(first, second)
+      : _mm512_packus_epi16(first, second);
+  // Each 128 bits hold a part of each of the four vectors.
+  const __m512i order =
+      _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i bytes = _mm512_permutexvar_epi32(order, mixed);
+  if constexpr (Element::kBits == 8) {
+    _mm512_storeu_si512(out, bytes);
+  } else {
+    const __m512i codes = _mm512_max_epi8(bytes, _mm512_set1_epi8(-8));
+    _mm256_storeu_si256(
+        reinterpret_cast<__m256i*>(out), _mm512_cvtepi16_epi8(pair_up(codes)));
+  }
+}
+
+template <typename Element>
+HVD_TARGET inline void encode_32(const float* in, __m512 r, uint8_t* out) {
+  const __m512i halves = round_to_halves<Element>(in, r);
+  const __m256i mixed = kIsInteger<Element> ? _mm512_cvtsepi16_epi8(halves)
+                                            : _mm512_cvtepi16_epi8(halves);
+  const __m256i order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+  const __m256i bytes = _mm256_permutevar8x32_epi32(mixed, order);
+  if constexpr (Element::kBits == 8) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), bytes);
+  } else {
+    const __m256i codes = _mm256_max_epi8(bytes, _mm256_set1_epi8(-8));
+    const __m512i pairs = pair_up(_mm512_castsi256_si512(codes));
+    _mm_storeu_si128(
+        reinterpret_cast<__m128i*>(out),
+        _mm256_cvtepi16_epi8(_mm512_castsi512_si256(pairs)));
+  }
+}
+
+/// Which of 64 codes are not finite.
+template <typename Element>
+HVD_TARGET inline __mmask64 not_finite(__m512i codes) {
+  if constexpr (std::is_same_v<Element, Int8>) {
+    return _mm512_cmpeq_epi8_mask(codes, _mm512_set1_epi8(-128));
+  } else {
+    constexpr char first =
+        std::is_same_v<Element, E4m3> ? E4m3::kNan : E5m2::kInfinity;
+    return _mm512_cmpge_epi8_mask(
+        _mm512_and_si512(codes, _mm512_set1_epi8(0x7f)),
+        _mm512_set1_epi8(first));
+  }
+}
+
+/// 32 small floats as fp16, E4m3 times 2^-8.
+template <typename Element>
+HVD_TARGET inline __m512i as_halves(const uint8_t* in) {
+  const __m256i codes =
+      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in));
+  if constexpr (std::is_same_v<Element, E5m2>) {
+    return _mm512_slli_epi16(_mm512_cvtepu8_epi16(codes), 8);
+  } else {
+    // Sign and four bits of exponent to where five have their place.
+    return _mm512_and_si512(
+        _mm512_slli_epi16(_mm512_cvtepi8_epi16(codes), 7),
+        _mm512_set1_epi16(static_cast<int16_t>(0xbfff)));
+  }
+}
+
+template <bool kAdd>
+HVD_TARGET inline void place(__m512 number, __m512 scale, float* out) {
+  _mm512_storeu_ps(
+      out,
+      kAdd ? _mm512_fmadd_ps(number, scale, _mm512_loadu_ps(out))
+           : _mm512_mul_ps(number, scale));
+}
+
+template <bool kAdd>
+HVD_TARGET inline void place(__m512 number, float* out) {
+  _mm512_storeu_ps(
+      out, kAdd ? _mm512_add_ps(_mm512_loadu_ps(out), number) : number);
+}
+
+struct Rows {
+  template <typename Element>
+  HVD_TARGET static void largest(
+      const float* in,
+      int64_t block,
+      int64_t blocks,
+      uint32_t* out) {
+    // vrangeps takes no notice of a NaN; a sum of products does, and so does
+    // the conversion to integers, which makes the least of one.
+    __m512 sum = _mm512_setzero_ps();
+    __m512 sum2 = sum;
+    __m512 most[kGroupBlocks];
+    for (int64_t b = 0; b < blocks; ++b) {
+      __m512 even = _mm512_setzero_ps();
+      __m512 odd = even;
+#pragma GCC unroll 4
+      for (int64_t i = 0; i < block; i += 32) {
+        const __m512 first = _mm512_loadu_ps(in + b * block + i);
+        const __m512 second = _mm512_loadu_ps(in + b * block + i + 16);
+        even = _mm512_range_ps(even, first, kLargerMagnitude);
+        odd = _mm512_range_ps(odd, second, kLargerMagnitude);
+        if constexpr (!kIsInteger<Element>) {
+          const __m512 next = _mm512_fmadd_ps(first, second, sum);
+          sum = sum2;
+          sum2 = next;
+        }
+      }
+      most[b] = _mm512_max_ps(even, odd);
+    }
+    if (_mm512_cmp_ps_mask(sum, sum2, _CMP_UNORD_Q) != 0) {
+      for (int64_t b = 0; b < blocks; ++b) {
+        most[b] = largest_or_nan(in + b * block, block);
+      }
+    }
+    for (int64_t b = blocks; b % 8 != 0; ++b) {
+      most[b] = _mm512_setzero_ps();
+    }
+    for (int64_t b = 0; b < blocks; b += 8) {
+      _mm256_storeu_si256(
+          reinterpret_cast<__m256i*>(out + b), largest_of_8(most + b));
+    }
+  }
+
+  /// The largest lane of each of eight vectors: halves are folded onto each
+  /// other, two vectors at a time.
+  HVD_TARGET static __m256i largest_of_8(const __m512* of) {
+    const __m512 abcd = larger(
+        _mm512_shuffle_f32x4(halve(of[0], of[1]), halve(of[2], of[3]), 0x88),
+        _mm512_shuffle_f32x4(halve(of[0], of[1]), halve(of[2], of[3]), 0xdd));
+    const __m512 efgh = larger(
+        _mm512_shuffle_f32x4(halve(of[4], of[5]), halve(of[6], of[7]), 0x88),
+        _mm512_shuffle_f32x4(halve(of[4], of[5]), halve(of[6], of[7]), 0xdd));
+    const __m512 pairs = larger(
+        _mm512_shuffle_ps(abcd, efgh, 0x44),
+        _mm512_shuffle_ps(abcd, efgh, 0xee));
+    const __m512 each = larger(pairs, _mm512_permute_ps(pairs, 0xb1));
+    const __m512i order =
+        _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+    return _mm512_castsi512_si256(
+        _mm512_permutexvar_epi32(order, _mm512_castps_si512(each)));
+  }
+
+  /// Magnitudes, in the order of their bits, where a NaN is the largest.
+  HVD_TARGET static __m512 larger(__m512 a, __m512 b) {
+    return _mm512_castsi512_ps(
+        _mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+  }
+
+  /// 256 bits of a's largest and 256 of b's.
+  HVD_TARGET static __m512 halve(__m512 a, __m512 b) {
+    return larger(
+        _mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+  }
+
+  /// Lane by lane; a NaN is larger than anything.
+  HVD_TARGET static __m512 largest_or_nan(const float* in, int64_t n) {
+    __m512i most = _mm512_setzero_si512();
+    for (int64_t i = 0; i < n; i += 16) {
+      const __m512i bits = _mm512_loadu_si512(in + i);
+      most =
+          _mm512_max_epi32(most, _mm512_and_si512(bits, words(kMagnitudeBits)));
+    }
+    return _mm512_castsi512_ps(most);
+  }
+
+  template <typename Element>
+  HVD_TARGET static void encode(
+      const float* in,
+      float reciprocal,
+      int64_t n,
+      uint8_t* out) {
+    const __m512 r = _mm512_set1_ps(reciprocal);
+    int64_t i = 0;
+#pragma GCC unroll 2
+    for (; i + 64 <= n; i += 64) {
+      encode_64<Element>(in + i, r, out + i * Element::kBits / 8);
+    }
+    if (i < n) {
+      encode_32<Element>(in + i, r, out + i * Element::kBits / 8);
+    }
+  }
+
+  template <typename Element>
+  HVD_TARGET static bool all_finite(const uint8_t* in, int64_t n) {
+    if constexpr (Element::kBits == 4) {
+      return true; // the table of decode() has a NaN
+    } else {
+      __mmask64 bad = 0;
+      int64_t i = 0;
+      for (; i + 64 <= n; i += 64) {
+        bad |= not_finite<Element>(_mm512_loadu_si512(in + i));
+      }
+      if (i < n) {
+        bad |= not_finite<Element>(_mm512_maskz_loadu_epi8(~0U, in + i));
+      }
+      return bad == 0;
+    }
+  }
+
+  template <typename Element, bool kAdd>
+  HVD_TARGET static void decode(
+      const uint8_t* in,
+      float scale,
+      int64_t n,
+      float* out) {
+    if constexpr (std::is_same_v<Element, Int8>) {
+      const __m512 s = _mm512_set1_ps(scale);
+      for (int64_t i = 0; i < n; i += 16) {
+        const __m128i codes =
+            _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i));
+        place<kAdd>(
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes)), s, out + i);
+      }
+    } else if constexpr (std::is_same_v<Element, Int4>) {
+      decode_int4<kAdd>(in, scale, n, out);
+    } else {
+      const __m512 s = _mm512_set1_ps(
+          std::is_same_v<Element, E4m3> ? scale * 0x1p8F : scale);
+      for (int64_t i = 0; i < n; i += 32) {
+        const __m512i halves = as_halves<Element>(in + i);
+        place<kAdd>(
+            _mm512_cvtph_ps(_mm512_castsi512_si256(halves)), s, out + i);
+        place<kAdd>(
+            _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)),
+            s,
+            out + i + 16);
+      }
+    }
+  }
+
+  /// By a table of all 16 products; of its index four bits count.
+  template <bool kAdd>
+  HVD_TARGET static void decode_int4(
+      const uint8_t* in,
+      float scale,
+      int64_t n,
+      float* out) {
+    const __m512 codes = _mm512_setr_ps(
+        0, 1, 2, 3, 4, 5, 6, 7, float_of(kNanBits), -7, -6, -5, -4, -3, -2, -1);
+    const __m512 products = _mm512_mul_ps(codes, _mm512_set1_ps(scale));
+    const __m512i eighths = _mm512_setr_epi32(
+        0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    const __m512i first =
+        _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    const __m512i second =
+        _mm512_setr_epi32(2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
+    for (int64_t i = 0; i < n; i += 32) {
+      const __m512i pairs = _mm512_castsi128_si512(
+          _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i / 2)));
+      const __m512i low =
+          _mm512_srlv_epi32(_mm512_permutexvar_epi32(first, pairs), eighths);
+      const __m512i high =
+          _mm512_srlv_epi32(_mm512_permutexvar_epi32(second, pairs), eighths);
+      place<kAdd>(_mm512_permutexvar_ps(low, products), out + i);
+      place<kAdd>(_mm512_permutexvar_ps(high, products), out + i + 16);
+    }
+  }
+
+  template <typename Cast>
+  HVD_TARGET static void encode_cast(const float* in, int64_t n, uint8_t* out) {
+    for (int64_t i = 0; i < n; i += 16) {
+      const __m512 value = _mm512_loadu_ps(in + i);
+      const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+      __m256i codes;
+      if constexpr (std::is_same_v<Cast, Half>) {
+        codes = _mm512_cvtps_ph(
+            value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        codes = _mm256_mask_mov_epi16(codes, nan, _mm256_set1_epi16(0x7e00));
+      } else {
+        const __m512i bits = _mm512_castps_si512(value);
+        const __m512i odd =
+            _mm512_and_si512(_mm512_srli_epi32(bits, 16), words(1));
+        const __m512i rounded =
+            _mm512_add_epi32(_mm512_add_epi32(bits, words(0x7fff)), odd);
+        codes = _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(
+            _mm512_srli_epi32(rounded, 16), nan, words(0x7fc0)));
+      }
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 2 * i), codes);
+    }
+  }
+
+  template <typename Cast, bool kAdd>
+  HVD_TARGET static void decode_cast(const uint8_t* in, int64_t n, float* out) {
+    for (int64_t i = 0; i < n; i += 16) {
+      const __m256i codes =
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + 2 * i));
+      if constexpr (std::is_same_v<Cast, Half>) {
+        place<kAdd>(_mm512_cvtph_ps(codes), out + i);
+      } else {
+        const __m512i bits =
+            _mm512_slli_epi32(_mm512_cvtepu16_epi32(codes), 16);
+        place<kAdd>(_mm512_castsi512_ps(bits), out + i);
+      }
+    }
+  }
+};
+
+} // namespace
+
+const Kernels* avx512_kernels() {
+  static constexpr Kernels set = make_kernels<Rows>("avx512");
+  const bool can = __builtin_cpu_supports("avx512f") &&
+      __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx2") &&
+      __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  return can ? &set : nullptr;
+}
+
+} // namespace hvd
+
+#else
 
 namespace hvd {
 
@@ -7,3 +401,5 @@ const Kernels* avx512_kernels() {
 }
 
 } // namespace hvd
+
+#endif

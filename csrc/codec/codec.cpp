@@ -102,6 +102,7 @@ class Message {
  public:
   Message(Codec codec, const Encoded& encoded, int64_t count)
       : codec_(codec),
+        count_(count),
         values_(static_cast<uint8_t*>(encoded.bytes_to_move().data_ptr())),
         scales_(values_ + round_up(value_bytes(codec, count), 2)) {
     const int64_t expected = encoded_bytes(codec, count);
@@ -115,6 +116,13 @@ class Message {
         expected,
         " bytes, not ",
         encoded.bytes_to_move().numel());
+  }
+
+  /// The byte between values and scales, if there is one, travels too.
+  void clear_gap() const {
+    for (uint8_t* byte = values(count_); byte < scales_; ++byte) {
+      *byte = 0;
+    }
   }
 
   /// Of the value `begin`, the first of a block, and those behind it.
@@ -139,6 +147,7 @@ class Message {
 
  private:
   const Codec codec_;
+  const int64_t count_;
   uint8_t* const values_;
   uint8_t* const scales_;
 };
@@ -152,9 +161,9 @@ void for_pieces(int64_t count, OnPiece on_piece) {
   }
 }
 
-/// The kernels on a piece: what they need beyond whole blocks is brought here.
+/// The kernels, for any number of values from the first of a block on.
 ///
-/// A last piece that ends within a block continues as zeros in buffers of its
+/// What is left behind the whole blocks continues as zeros in buffers of its
 /// own, so that a partial block is encoded as a whole one.
 class Pieces {
  public:
@@ -166,19 +175,14 @@ class Pieces {
 
   void encode(const float* in, const Message& to, int64_t begin, int64_t n)
       const {
-    const int64_t padded = round_up(n, unit_);
-    if (padded == n) {
-      format_.encode(in, n, codec_.block, to.values(begin), to.scales(begin));
-      return;
+    const int64_t whole = n / unit_ * unit_;
+    if (whole > 0) {
+      format_.encode(
+          in, whole, codec_.block, to.values(begin), to.scales(begin));
     }
-    Piece whole;
-    std::copy_n(in, n, whole);
-    std::fill_n(whole + n, padded - n, 0.0F);
-    uint8_t values[2 * kPiece];
-    uint8_t scales[2 * kPiece / kRow];
-    format_.encode(whole, padded, codec_.block, values, scales);
-    std::memcpy(to.values(begin), values, Message::value_bytes(codec_, n));
-    std::memcpy(to.scales(begin), scales, Message::scale_bytes(codec_, n));
+    if (whole < n) {
+      encode_rest(in + whole, to, begin + whole, n - whole);
+    }
   }
 
   /// Into `out`, or added to it.
@@ -188,18 +192,33 @@ class Pieces {
       int64_t n,
       float* out,
       bool add = false) const {
-    const auto run = add ? format_.decode_add : format_.decode;
-    const int64_t padded = round_up(n, unit_);
-    if (padded == n) {
-      run(from.values(begin), from.scales(begin), n, codec_.block, out);
-      return;
+    const int64_t whole = n / unit_ * unit_;
+    if (whole > 0) {
+      (add ? format_.decode_add : format_.decode)(
+          from.values(begin), from.scales(begin), whole, codec_.block, out);
     }
-    uint8_t values[2 * kPiece] = {};
-    std::memcpy(values, from.values(begin), Message::value_bytes(codec_, n));
-    Piece whole;
-    std::copy_n(out, add ? n : 0, whole);
-    run(values, from.scales(begin), padded, codec_.block, whole);
-    std::copy_n(whole, n, out);
+    if (whole < n) {
+      decode_rest(from, begin + whole, n - whole, out + whole, add);
+    }
+  }
+
+  /// residual = what `decoded` lacks of `values`
+  void keep_lost(
+      const float* values,
+      const float* decoded,
+      int64_t n,
+      float* residual) const {
+    kernels_.keep_lost(values, decoded, n, residual);
+  }
+
+  /// out = factor * in, plus the residual unless it is null
+  void multiply(
+      const float* in,
+      float factor,
+      const float* residual,
+      int64_t n,
+      float* out) const {
+    kernels_.multiply(in, factor, residual, n, out);
   }
 
   /// Numbers of any dtype that encode() takes, as fp32 in `piece` or where they
@@ -237,6 +256,32 @@ class Pieces {
   }
 
  private:
+  void encode_rest(const float* in, const Message& to, int64_t begin, int64_t n)
+      const {
+    Piece block = {};
+    std::copy_n(in, n, block);
+    uint8_t values[2 * kPiece];
+    uint8_t scale[2];
+    format_.encode(block, unit_, codec_.block, values, scale);
+    std::memcpy(to.values(begin), values, Message::value_bytes(codec_, n));
+    std::memcpy(to.scales(begin), scale, Message::scale_bytes(codec_, n));
+  }
+
+  void decode_rest(
+      const Message& from,
+      int64_t begin,
+      int64_t n,
+      float* out,
+      bool add) const {
+    uint8_t values[2 * kPiece] = {};
+    std::memcpy(values, from.values(begin), Message::value_bytes(codec_, n));
+    Piece block = {};
+    std::copy_n(out, add ? n : 0, block);
+    (add ? format_.decode_add : format_.decode)(
+        values, from.scales(begin), unit_, codec_.block, block);
+    std::copy_n(block, n, out);
+  }
+
   const Kernels::Format& cast_of(const at::Tensor& tensor) const {
     return kernels_
         [tensor.scalar_type() == at::kHalf ? Compression::Fp16
@@ -279,22 +324,27 @@ void encode(
   check_numbers("a tensor to encode", in);
   check_residual(residual, in.numel());
   const Message message(codec, out, in.numel());
+  message.clear_gap();
   const Pieces pieces(codec);
   float* const rest = residual.defined() ? residual.data_ptr<float>() : nullptr;
 
+  if (in.scalar_type() == at::kFloat && factor == 1.0F && rest == nullptr) {
+    pieces.encode(in.const_data_ptr<float>(), message, 0, in.numel());
+    return;
+  }
   for_pieces(in.numel(), [&](int64_t begin, int64_t n) {
     Piece piece;
     const float* values = pieces.load(in, begin, n, piece);
     if (rest != nullptr || factor != 1.0F) {
       float* const added = rest != nullptr ? rest + begin : nullptr;
-      kernels().multiply(values, factor, added, n, piece);
+      pieces.multiply(values, factor, added, n, piece);
       values = piece;
     }
     pieces.encode(values, message, begin, n);
     if (rest != nullptr) {
       Piece decoded;
       pieces.decode(message, begin, n, decoded);
-      kernels().keep_lost(values, decoded, n, rest + begin);
+      pieces.keep_lost(values, decoded, n, rest + begin);
     }
   });
 }
@@ -304,11 +354,11 @@ void decode(Codec codec, const Encoded& in, at::Tensor& out) {
   const Message message(codec, in, out.numel());
   const Pieces pieces(codec);
 
+  if (out.scalar_type() == at::kFloat) {
+    pieces.decode(message, 0, out.numel(), out.data_ptr<float>());
+    return;
+  }
   for_pieces(out.numel(), [&](int64_t begin, int64_t n) {
-    if (out.scalar_type() == at::kFloat) {
-      pieces.decode(message, begin, n, out.data_ptr<float>() + begin);
-      return;
-    }
     Piece piece;
     pieces.decode(message, begin, n, piece);
     pieces.store(piece, begin, n, out);
@@ -330,6 +380,7 @@ void decode_sum_encode(
     messages.emplace_back(codec, *source, count);
   }
   const Message to(codec, out, count);
+  to.clear_gap();
   const Pieces pieces(codec);
   float* const rest = residual.defined() ? residual.data_ptr<float>() : nullptr;
 
@@ -339,7 +390,7 @@ void decode_sum_encode(
       pieces.decode(message, begin, n, sum, &message != messages.data());
     }
     if (rest != nullptr) {
-      kernels().multiply(sum, 1.0F, rest + begin, n, sum);
+      pieces.multiply(sum, 1.0F, rest + begin, n, sum);
     }
     pieces.encode(sum, to, begin, n);
     Piece piece;
@@ -348,7 +399,7 @@ void decode_sum_encode(
         direct ? result.data_ptr<float>() + begin : &piece[0];
     pieces.decode(to, begin, n, decoded);
     if (rest != nullptr) {
-      kernels().keep_lost(sum, decoded, n, rest + begin);
+      pieces.keep_lost(sum, decoded, n, rest + begin);
     }
     if (!direct) {
       pieces.store(decoded, begin, n, result);

@@ -4,8 +4,8 @@
 // here is exact or rounds to nearest even, and no expression is a product that
 // is then added to, so no compiler can contract it into something else.
 
+#include <bit>
 #include <cstdint>
-#include <cstring>
 
 #if defined(__CUDACC__)
 #define HVD_HOST_DEVICE __host__ __device__ __forceinline__
@@ -16,15 +16,19 @@
 namespace hvd {
 
 HVD_HOST_DEVICE uint32_t bits_of(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
+#if defined(__CUDA_ARCH__)
+  return __float_as_uint(value);
+#else
+  return std::bit_cast<uint32_t>(value);
+#endif
 }
 
 HVD_HOST_DEVICE float float_of(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
+#if defined(__CUDA_ARCH__)
+  return __uint_as_float(bits);
+#else
+  return std::bit_cast<float>(bits);
+#endif
 }
 
 constexpr uint32_t kInfinityBits = 0x7f800000;
@@ -73,8 +77,9 @@ HVD_HOST_DEVICE float lost(float value, float decoded) {
 ///
 /// `encode` rounds to nearest even and is defined for all values that round to
 /// at most kMax, and for those that are not finite.
-template <int kMantissa, int kBias>
+template <int kMantissaBits, int kBias>
 struct SmallFloat {
+  static constexpr int kMantissa = kMantissaBits;
   /// Bits that fp32 has and this format lacks.
   static constexpr int kDropped = 23 - kMantissa;
   static constexpr uint32_t kRebase = (127U - kBias) << 23;
@@ -83,6 +88,21 @@ struct SmallFloat {
   /// Its unit in the last place is the smallest value of this format: adding it
   /// leaves a denormal's code, rounded, in the lowest bits.
   static constexpr uint32_t kMagic = kNormal + (uint32_t{kDropped} << 23);
+
+  /// Another way to round, without a branch: where P is the power of two at or
+  /// below a magnitude, but at least kNormal, P * kRounder + magnitude has
+  ///   in its upper 16 bits   sign and exponent, which is P's + kDropped
+  ///   in its lower 16 bits   the rounded magnitude in units of the result's
+  ///                          last place, less what makes the sum of this and
+  ///                          exponent * 2^kMantissa the code
+  /// The product is exact; that constant is even, which keeps ties as they are.
+  static constexpr int kExcess = (127 - kBias + kDropped + 1) << kMantissa;
+  static constexpr float kRounder = static_cast<float>(1 << kDropped) +
+      static_cast<float>((1 << 16) - kExcess) / (1 << kMantissa);
+  /// Of such a sum, lower half * kLowerWeight + upper half is the code shifted
+  /// left by kCodeShift, less 2^15 if it is negative.
+  static constexpr int kCodeShift = 7 - kMantissa;
+  static constexpr int kLowerWeight = 1 << kCodeShift;
 
   /// The code of a magnitude below the format's overflow.
   static HVD_HOST_DEVICE uint32_t encode_magnitude(uint32_t bits) {
@@ -277,30 +297,35 @@ struct Scale {
   static constexpr uint32_t kUsualFrom = (kBias - 100U) << 7;
   static constexpr uint32_t kUsualBelow = (kBias + 100U) << 7;
 
-  static HVD_HOST_DEVICE bool is_usual(uint16_t code) {
-    return code >= kUsualFrom && code < kUsualBelow;
+  static HVD_HOST_DEVICE bool is_usual(uint32_t code) {
+    return code - kUsualFrom < kUsualBelow - kUsualFrom;
   }
 
-  /// Of a block whose largest magnitude is `amax`, finite, in a format that
-  /// ends at `max`: their quotient, rounded up.
-  static HVD_HOST_DEVICE uint16_t encode(float amax, float max) {
-    const bool tiny = amax < 0x1p-80F;
-    const float lifted = tiny ? times(amax, 0x1p100F) : amax;
-    const uint32_t rounded_up = (bits_of(over(lifted, max)) + 0xffff) >> 16;
-    const uint32_t code = rounded_up + kOffset - (tiny ? 100U << 7 : 0);
-    return static_cast<uint16_t>(amax == 0 ? 0 : code);
+  /// Of a block whose largest magnitude has the bits `amax`, finite, in a
+  /// format that ends at `max`: their quotient, rounded up.
+  static HVD_HOST_DEVICE uint32_t encode(uint32_t amax, float max) {
+    const uint32_t tiny = amax < (47U << 23) ? 100 : 0; // below 2^-80
+    const float lift = float_of((127 + tiny) << 23);
+    const float quotient = over(times(float_of(amax), lift), max);
+    const uint32_t rounded_up = (bits_of(quotient) + 0xffff) >> 16;
+    const uint32_t code = rounded_up + kOffset - (tiny << 7);
+    return code & any(amax);
   }
 
-  /// Of a usual scale, or of 0.
-  static HVD_HOST_DEVICE float decode(uint16_t code) {
-    return float_of(code == 0 ? 0 : (code - kOffset) << 16);
+  /// All bits but for 0; a mask, where a branch would end vectorisation.
+  static HVD_HOST_DEVICE uint32_t any(uint32_t amax) {
+    return 0U - static_cast<uint32_t>(amax != 0);
+  }
+
+  static HVD_HOST_DEVICE float decode_usual(uint32_t code) {
+    return float_of((code - kOffset) << 16);
   }
 
   /// Any scale but 0 is mantissa(code), from 1 up to 2, times 2^exponent(code).
-  static HVD_HOST_DEVICE float mantissa(uint16_t code) {
+  static HVD_HOST_DEVICE float mantissa(uint32_t code) {
     return float_of(0x3f800000 | (code & 0x7fU) << 16);
   }
-  static HVD_HOST_DEVICE int exponent(uint16_t code) {
+  static HVD_HOST_DEVICE int exponent(uint32_t code) {
     return static_cast<int>(code >> 7) - kBias;
   }
 };

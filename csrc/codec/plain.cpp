@@ -26,13 +26,20 @@ float decode_as(uint16_t code) {
 }
 
 struct Rows {
-  static uint32_t largest(const float* in, int64_t n) {
-    int32_t most = 0;
-    for (int64_t i = 0; i < n; ++i) {
-      const auto bits = static_cast<int32_t>(bits_of(in[i]) & kMagnitudeBits);
-      most = std::max(most, bits);
+  template <typename Element>
+  static void largest(
+      const float* in,
+      int64_t block,
+      int64_t blocks,
+      uint32_t* out) {
+    for (int64_t b = 0; b < blocks; ++b, in += block) {
+      int32_t most = 0;
+      for (int64_t i = 0; i < block; ++i) {
+        const auto bits = static_cast<int32_t>(bits_of(in[i]) & kMagnitudeBits);
+        most = std::max(most, bits);
+      }
+      out[b] = static_cast<uint32_t>(most);
     }
-    return static_cast<uint32_t>(most);
   }
 
   template <typename Element>
@@ -99,28 +106,6 @@ struct Rows {
       std::memcpy(&code, in + 2 * i, sizeof(code));
       const float value = decode_as<Cast>(code);
       out[i] = kAdd ? plus(out[i], value) : value;
-    }
-  }
-
-  static void multiply(
-      const float* in,
-      float factor,
-      const float* residual,
-      int64_t n,
-      float* out) {
-    for (int64_t i = 0; i < n; ++i) {
-      const float value = times(in[i], factor);
-      out[i] = residual == nullptr ? value : plus(value, residual[i]);
-    }
-  }
-
-  static void keep_lost(
-      const float* values,
-      const float* decoded,
-      int64_t n,
-      float* residual) {
-    for (int64_t i = 0; i < n; ++i) {
-      residual[i] = lost(values[i], decoded[i]);
     }
   }
 };

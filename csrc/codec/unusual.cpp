@@ -45,8 +45,8 @@ float largest_finite(const float* in, int64_t count) {
 
 template <typename Element>
 uint16_t encode_unusual(const float* in, int64_t count, uint8_t* values) {
-  const uint16_t scale =
-      Scale::encode(largest_finite(in, count), Element::kMax);
+  const auto scale = static_cast<uint16_t>(
+      Scale::encode(bits_of(largest_finite(in, count)), Element::kMax));
   // Doubles hold the product of any float and any such power of two.
   const double middle =
       scale == 0 ? 0 : std::ldexp(1.0, -Scale::exponent(scale));
