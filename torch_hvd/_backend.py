@@ -45,6 +45,7 @@ def create(opts: Any, pg_options: Any) -> Any:
     try:
         settings = _settings.resolve(options, os.environ)
         stats_edges = _settings.stats_edges(os.environ)
+        _shm.may_attach(os.environ)
     except ValueError as error:
         _settings.refuse(error, store, rank)
         raise
@@ -61,9 +62,7 @@ def create(opts: Any, pg_options: Any) -> Any:
     ranks = opts.global_ranks_in_group
     _trace.begin(os.environ, ranks[rank] if ranks else rank)
     try:
-        return _C.ProcessGroupHVD(
-            store, rank, gloo, shm, options, str(opts.group_id), stats_edges
-        )
+        return _C.ProcessGroupHVD(store, rank, gloo, shm, options, str(opts.group_id), stats_edges)
     finally:
         for peer in shm:
             os.close(peer.segment)

@@ -69,7 +69,9 @@ class _Setting:
 
 
 _SETTINGS = {
-    "transport": _Setting(_transport, "auto, gloo or shm", "auto", ("HVD_TRANSPORT",), unset="auto"),
+    "transport": _Setting(
+        _transport, "auto, gloo or shm", "auto", ("HVD_TRANSPORT",), unset="auto"
+    ),
     "fusion_threshold": _Setting(
         _bytes,
         "a number of bytes, 0 to turn fusion off",

@@ -20,6 +20,18 @@ _COOKIE_BYTES = 32
 _HELLO = struct.Struct(f"iQ{_COOKIE_BYTES}s")  # rank, address of a cookie, the cookie
 
 
+def may_attach(environ: Mapping[str, str]) -> bool:
+    """Whether ranks may read each other's memory, by `HVD_CMA`.
+
+    Raises:
+        ValueError: the variable is neither 0 nor 1.
+    """
+    text = environ.get("HVD_CMA", "1")
+    if text not in ("0", "1"):
+        raise ValueError(f"HVD_CMA is {text!r}; allowed is 0 or 1")
+    return text == "1"
+
+
 def host_id(environ: Mapping[str, str]) -> str:
     """What processes that can share memory have in common: `HVD_HOST_ID`, or else where they run.
 
@@ -104,7 +116,9 @@ def _connect(store: Store, rank: int, size: int, timeout: timedelta) -> list[_C.
     segment = os.memfd_create(f"hvd-{rank}", os.MFD_CLOEXEC)
     os.ftruncate(segment, _C.shm_segment_bytes(size))
     _C.initialise_shm_segment(segment, size)
-    _C.allow_reading_memory()
+    attach = may_attach(os.environ)
+    if attach:
+        _C.allow_reading_memory()
     cookie = ctypes.create_string_buffer(secrets.token_bytes(_COOKIE_BYTES), _COOKIE_BYTES)
     hello = _HELLO.pack(rank, ctypes.addressof(cookie), cookie.raw)
     ranks = {rank: _C.ShmRank(segment, -1, -1, True)}
@@ -114,10 +128,9 @@ def _connect(store: Store, rank: int, size: int, timeout: timedelta) -> list[_C.
     readable = {}
     for peer in peers:
         address, theirs = peer.meet()
-        readable[peer.rank] = _C.read_memory(peer.pid, address, _COOKIE_BYTES) == theirs
+        cookie_read = _C.read_memory(peer.pid, address, _COOKIE_BYTES) if attach else None
+        readable[peer.rank] = cookie_read == theirs
     for peer in peers:
         reads_ours = peer.agree(readable[peer.rank])
-        ranks[peer.rank] = _C.ShmRank(
-            peer.segment, peer.pid, peer.connection.detach(), reads_ours
-        )
+        ranks[peer.rank] = _C.ShmRank(peer.segment, peer.pid, peer.connection.detach(), reads_ours)
     return [ranks[peer] for peer in range(size)]

@@ -10,7 +10,8 @@
 
 namespace hvd::shm {
 
-/// A receive, from its call to its end.
+/// A receive, from its call to its end; or a message that is kept until there
+/// is one for it.
 struct Receive {
   static constexpr int kAny = -1;
 
@@ -28,6 +29,8 @@ struct Receive {
   bool reading = false; ///< a thread is at it
   bool done = false;
   std::string error; ///< when done; empty if all is well
+  std::shared_ptr<Receive>
+      heir; ///< what a kept message goes to when it is done
 };
 
 using ReceivePtr = std::shared_ptr<Receive>;
@@ -44,15 +47,21 @@ class Mailbox {
   /// none.
   ReceivePtr next_readable();
 
+  /// Takes note that a part has been read, with an error unless that is empty.
+  static void add_read(Receive& receive, int64_t bytes, std::string error);
+
  private:
-  /// A message that no receive is posted for.
+  /// A message that no receive is posted for. What lies in the sender's arena
+  /// is kept, or nothing else could be put there.
   struct Unclaimed {
     int source;
-    std::deque<Letter> parts;
+    Letter first;
+    ReceivePtr kept; ///< null for what is in the letter or the sender's memory
   };
 
   void begin(const ReceivePtr& receive, int source, const Letter& first);
   void add(const ReceivePtr& receive, const Letter& letter);
+  Unclaimed keep(int source, const Letter& first);
 
   std::deque<ReceivePtr> posted_;
   std::deque<ReceivePtr> begun_; ///< not done when last looked at

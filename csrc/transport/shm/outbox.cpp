@@ -46,36 +46,55 @@ std::vector<SendPtr> Outbox::send(
     const std::vector<int>& to) {
   const auto total = static_cast<int64_t>(buffer.nbytes());
   const auto form = form_for(total, to);
-  const bool whole = form != Letter::Form::Staged || total <= kPart;
-  const uint32_t message = last_id_ + 1;
+  const bool all_idle = std::all_of(to.begin(), to.end(), [&](int peer) {
+    return queues_[peer].sends.empty();
+  });
   std::vector<SendPtr> parts;
-  for (int64_t begin = 0; begin == 0 || begin < total; begin += kPart) {
-    auto part = std::make_shared<Send>();
-    part->key = key;
-    part->bytes = whole ? total : std::min(kPart, total - begin);
-    part->buffer =
-        whole ? buffer : as_bytes(buffer).narrow(0, begin, part->bytes);
-    part->unread = to;
-    part->form = form;
-    part->id = ++last_id_;
-    part->message = message;
-    part->total = total;
-    if (form != Letter::Form::Inline) {
-      unread_[part->id] = part;
-    }
-    for (const int peer : to) {
-      queues_[peer].push_back({part});
-    }
-    parts.push_back(std::move(part));
-    if (whole) {
-      break;
+  if (form != Letter::Form::Staged || (total <= kPart && all_idle)) {
+    parts.push_back(queue(key, form, buffer, to));
+    return parts;
+  }
+  // What the arena holds must be on its way to all who read it, or it could
+  // fill up with what one peer has read and another will get behind what finds
+  // no room. So each peer gets a copy of its own.
+  for (const int peer : to) {
+    const uint32_t message = last_id_ + 1;
+    for (int64_t begin = 0; begin < total; begin += kPart) {
+      const auto bytes = std::min(kPart, total - begin);
+      parts.push_back(
+          queue(key, form, as_bytes(buffer).narrow(0, begin, bytes), {peer}));
+      parts.back()->message = message;
+      parts.back()->total = total;
     }
   }
   return parts;
 }
 
+SendPtr Outbox::queue(
+    const Key& key,
+    Letter::Form form,
+    const at::Tensor& buffer,
+    const std::vector<int>& to) {
+  auto send = std::make_shared<Send>();
+  send->key = key;
+  send->buffer = buffer;
+  send->unread = to;
+  send->form = form;
+  send->id = ++last_id_;
+  send->message = send->id;
+  send->bytes = static_cast<int64_t>(buffer.nbytes());
+  send->total = send->bytes;
+  if (form != Letter::Form::Inline) {
+    unread_[send->id] = send;
+  }
+  for (const int peer : to) {
+    queues_[peer].sends.push_back(send);
+  }
+  return send;
+}
+
 void Outbox::acknowledge(int peer, uint32_t id) {
-  queues_[peer].push_back({nullptr, id});
+  queues_[peer].acknowledgements.push_back(id);
 }
 
 void Outbox::acknowledged(int peer, uint32_t id) {
@@ -94,11 +113,17 @@ void Outbox::acknowledged(int peer, uint32_t id) {
 }
 
 void Outbox::flush() {
-  for (size_t peer = 0; peer < queues_.size(); ++peer) {
-    auto& queue = queues_[peer];
+  for (size_t i = 0; i < queues_.size(); ++i) {
+    auto& [acknowledgements, sends] = queues_[i];
+    const auto peer = static_cast<int>(i);
     bool written = false;
-    while (!queue.empty() && write(static_cast<int>(peer), queue.front())) {
-      queue.pop_front();
+    while (!acknowledgements.empty() &&
+           write_acknowledgement(peer, acknowledgements.front())) {
+      acknowledgements.pop_front();
+      written = true;
+    }
+    while (!sends.empty() && write(peer, *sends.front())) {
+      sends.pop_front();
       written = true;
     }
     if (written) {
@@ -109,7 +134,7 @@ void Outbox::flush() {
 
 bool Outbox::is_waiting() const {
   return std::any_of(queues_.begin(), queues_.end(), [](const auto& queue) {
-    return !queue.empty();
+    return !queue.acknowledgements.empty() || !queue.sends.empty();
   });
 }
 
@@ -119,20 +144,23 @@ bool Outbox::is_read_from() const {
   });
 }
 
-bool Outbox::write(int peer, const Item& item) {
+bool Outbox::write_acknowledgement(int peer, uint32_t id) {
   Ring& ring = segments_[peer].ring_from(rank_);
   Letter* const letter = ring.vacant();
   if (letter == nullptr) {
     return false;
   }
-  if (!item.send) {
-    letter->form = Letter::Form::Done;
-    letter->id = item.acknowledged;
-    ring.publish();
-    return true;
-  }
-  Send& send = *item.send;
-  if (send.form == Letter::Form::Staged && !send.staged && !stage(send)) {
+  letter->form = Letter::Form::Done;
+  letter->id = id;
+  ring.publish();
+  return true;
+}
+
+bool Outbox::write(int peer, Send& send) {
+  Ring& ring = segments_[peer].ring_from(rank_);
+  Letter* const letter = ring.vacant();
+  const bool to_stage = send.form == Letter::Form::Staged && !send.staged;
+  if (letter == nullptr || (to_stage && !stage(send))) {
     return false;
   }
   letter->key = send.key;

@@ -64,19 +64,28 @@ class Outbox {
   bool is_read_from() const;
 
  private:
-  struct Item {
-    SendPtr send; ///< null for an acknowledgement
-    uint32_t acknowledged = 0;
+  /// What waits for room on the way to a peer. Acknowledgements go first: they
+  /// are what makes room in the peer's arena, so they must not wait for room in
+  /// this one.
+  struct Queue {
+    std::deque<uint32_t> acknowledgements;
+    std::deque<SendPtr> sends;
   };
 
+  SendPtr queue(
+      const Key& key,
+      Letter::Form form,
+      const at::Tensor& buffer,
+      const std::vector<int>& to);
   Letter::Form form_for(int64_t bytes, const std::vector<int>& to) const;
-  bool write(int peer, const Item& item);
+  bool write_acknowledgement(int peer, uint32_t id);
+  bool write(int peer, Send& send);
   bool stage(Send& send);
 
   const int rank_;
   const std::vector<Segment>& segments_;
   const std::vector<bool> reads_memory_;
-  std::vector<std::deque<Item>> queues_; ///< by peer
+  std::vector<Queue> queues_; ///< by peer
   Arena arena_{Segment::kArenaBytes};
   std::map<uint32_t, SendPtr> unread_; ///< by id; not the inline ones
   uint32_t last_id_ = 0;

@@ -80,7 +80,7 @@ class Ring {
 
 /// What precedes the rings in a segment.
 struct SegmentHead {
-  enum class State : uint32_t { Open, Left, Aborted };
+  enum class State : uint32_t { Open, Left, Aborted, TimedOut };
 
   alignas(64) Bell bell; ///< rung for whatever is new to this rank
   alignas(64) std::atomic<State> state{State::Open};

@@ -150,9 +150,8 @@ ShmTransport::~ShmTransport() {
     delivery_.join();
   }
   auto& head = segments_[rank()].head();
-  if (head.state != SegmentHead::State::Aborted) {
-    head.state = SegmentHead::State::Left;
-  }
+  auto open = SegmentHead::State::Open;
+  head.state.compare_exchange_strong(open, SegmentHead::State::Left);
 }
 
 shm::Bell& ShmTransport::bell() const {
@@ -253,6 +252,7 @@ void ShmTransport::wait(ShmRequest& request, Deadline deadline) {
       const auto now = Clock::now();
       check(request, now >= next_look);
       if (now >= deadline) {
+        timed_out_ = true;
         throw TransportTimeout("shm: timed out");
       }
       next_look = now >= next_look ? now + kLookForDead : next_look;
@@ -309,10 +309,7 @@ void ShmTransport::read_next_part(Lock& lock, Receive& receive) {
     lock.lock();
   }
   receive.reading = false;
-  receive.error = error;
-  receive.read += part.bytes;
-  receive.missing -= part.bytes;
-  receive.done = receive.missing == 0;
+  shm::Mailbox::add_read(receive, part.bytes, std::move(error));
   outbox_.acknowledge(receive.source, part.id);
   outbox_.flush();
   bell().ring(); // another thread may wait for this one
@@ -340,9 +337,13 @@ void ShmTransport::check(const ShmRequest& request, bool look_for_dead) {
     if (peer == rank()) {
       continue;
     }
-    if (segments_[peer].head().state == SegmentHead::State::Aborted) {
+    const auto state = segments_[peer].head().state.load();
+    if (state == SegmentHead::State::Aborted ||
+        state == SegmentHead::State::TimedOut) {
+      const bool waited = state == SegmentHead::State::TimedOut;
       throw TransportError(
-          "shm: rank " + std::to_string(peer) + " has given up");
+          "shm: rank " + std::to_string(peer) +
+          (waited ? " timed out and gave up" : " gave up"));
     }
     // Its last letters may have come after the last look at them.
     if (look_for_dead && peers_.is_gone(peer) && !progress() &&
@@ -385,8 +386,9 @@ void ShmTransport::abort() noexcept {
   {
     Lock lock(mutex_);
     aborted_ = true;
+    segments_[rank()].head().state =
+        timed_out_ ? SegmentHead::State::TimedOut : SegmentHead::State::Aborted;
   }
-  segments_[rank()].head().state = SegmentHead::State::Aborted;
   for (const auto& segment : segments_) {
     segment.head().bell.ring();
   }

@@ -83,6 +83,7 @@ class ShmTransport final : public Transport {
   shm::Mailbox mailbox_;
   shm::Outbox outbox_;
   bool aborted_ = false;
+  bool timed_out_ = false;
   bool closing_ = false;
   bool delivering_ = false; ///< the thread runs
   std::thread delivery_;
