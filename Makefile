@@ -30,7 +30,7 @@ lint: $(BUILT) ## ruff, mypy and clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES) $(wildcard tests/model/*.h tests/model/*.cpp)
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES) $(wildcard tests/*/*.h tests/*/*.cpp)
 
 bench: $(BUILT) ## the benchmarks against stock gloo
 	$(BIN)/pytest benchmarks

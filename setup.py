@@ -4,7 +4,6 @@ pyproject.toml says the rest.
 """
 
 import os
-import shutil
 import subprocess
 import sysconfig
 from pathlib import Path
@@ -57,8 +56,10 @@ class BuildNativeModules(BuildExtension):
             *(f"-I{path}" for path in extension.include_dirs),
             *extension.extra_compile_args,
         ]
-        if not header.exists():
-            shutil.copy(ROOT / "csrc" / "precompiled.h", header)
+        # With other flags than those of the sources it would be of no use.
+        text = f"// {flags}\n" + (ROOT / "csrc" / "precompiled.h").read_text()
+        if not header.exists() or header.read_text() != text:
+            header.write_text(text)
             command = [get_cxx_compiler(), "-x", "c++-header", *flags, header, "-o", compiled]
             subprocess.run(command, check=False)
         extension.extra_compile_args += ["-include", str(header)]

@@ -9,7 +9,7 @@ than --backend with --baseline is marked with its pairs of `benchmarks.contender
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -77,8 +77,14 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 
 
 @pytest.fixture
-def bench(ranks: Ranks, pytestconfig: pytest.Config) -> Bench:
-    budget_s = QUICK_BUDGET_S if pytestconfig.getoption("--quick") else BUDGET_S
+def budget_s(pytestconfig: pytest.Config) -> float:
+    """Seconds for a row."""
+    return QUICK_BUDGET_S if pytestconfig.getoption("--quick") else BUDGET_S
+
+
+@pytest.fixture
+def keep(pytestconfig: pytest.Config) -> Callable[[Row], None]:
+    """Takes a row for the table; fails the test when the gate is on and the target is missed."""
     file = pytestconfig.getoption("--json")
 
     def keep(row: Row) -> None:
@@ -86,8 +92,18 @@ def bench(ranks: Ranks, pytestconfig: pytest.Config) -> Bench:
         if file:
             with file.open("a") as lines:
                 lines.write(json.dumps(row.as_json() | {"machine": facts()}) + "\n")
+        if pytestconfig.getoption("--gate") and row.missed:
+            pytest.fail(
+                f"{row.op}, {row.size} B: ratio {row.ratio:.3f} is above {row.target}",
+                pytrace=False,
+            )
 
-    return Bench(ranks, budget_s, pytestconfig.getoption("--gate"), keep)
+    return keep
+
+
+@pytest.fixture
+def bench(ranks: Ranks, budget_s: float, keep: Callable[[Row], None]) -> Bench:
+    return Bench(ranks, budget_s, keep)
 
 
 def pytest_terminal_summary(

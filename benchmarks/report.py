@@ -47,7 +47,8 @@ def describe(facts: Mapping[str, Any]) -> str:
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     target = row["target"]
-    verdict = "" if target is None else f"<= {target} {'MISS' if row['ratio'] > target else 'PASS'}"
+    missed = target is not None and row["ratio"] > target
+    verdict = "" if target is None else f"<= {target:.3g} {'MISS' if missed else 'PASS'}"
     return (
         in_bytes(row["size"]),
         row["dtype"],

@@ -25,15 +25,21 @@ NAN, INF = float("nan"), float("inf")
 LARGEST = torch.finfo(torch.float32).max
 
 
+@pytest.fixture(autouse=True)
+def best_simd() -> Iterator[None]:
+    """After a test the kernels are those from before it."""
+    before = _C.simd()
+    yield
+    _C.use_simd(before)
+
+
 @pytest.fixture(params=["plain", "avx2", "avx512"])
-def simd(request: pytest.FixtureRequest) -> Iterator[str]:
+def simd(request: pytest.FixtureRequest) -> str:
     """Runs a test with the kernels of each instruction set."""
     if request.param not in _C.simd_names():
         pytest.skip(f"this processor has no {request.param}, only {_C.simd_names()}")
-    before = _C.simd()
     _C.use_simd(request.param)
-    yield request.param
-    _C.use_simd(before)
+    return str(request.param)
 
 
 def normal(count: int, seed: int = 0) -> torch.Tensor:
@@ -203,7 +209,6 @@ def hard_values(count: int, seed: int) -> torch.Tensor:
 def test_the_same_bits_from_every_instruction_set(compression: str, dtype: torch.dtype) -> None:
     if len(_C.simd_names()) == 1:
         pytest.skip("this processor has the plain kernels only")
-    chosen = _C.simd()
     for block, (seed, count) in itertools.product(BLOCKS, enumerate(COUNTS)):
         found = []
         for simd in _C.simd_names():
@@ -225,7 +230,6 @@ def test_the_same_bits_from_every_instruction_set(compression: str, dtype: torch
             found.append([message, added, bits(decoded), total, bits(result), bits(residual)])
         for other in found[1:]:
             assert all(map(torch.equal, found[0], other)), (block, count)
-    _C.use_simd(chosen)
 
 
 @pytest.mark.parametrize("compression", ALL)
@@ -253,6 +257,24 @@ def test_bytes_may_lie_anywhere(simd: str, compression: str) -> None:
     _C.decode(shifted, compression, out=out[1:1002])
     assert torch.equal(out[1:1002], through(values, compression))
     assert torch.count_nonzero(out[:1]) == torch.count_nonzero(out[-3:]) == 0
+
+
+@pytest.mark.parametrize("compression", ALL)
+def test_large_outputs(simd: str, compression: str) -> None:
+    """They are written past the caches, if they begin at a multiple of 64 bytes."""
+    values = normal((2 << 20) + 1001)
+    values[5000] = NAN
+    message = _C.encode(values, compression)
+    pieces = [_C.encode(piece, compression) for piece in values.split(1024)]
+    small = [
+        _C.decode(piece, compression, out=torch.empty(min(1024, len(values) - 1024 * i)))
+        for i, piece in enumerate(pieces)
+    ]
+    whole = torch.zeros(len(values) + 1)
+    for offset in (0, 1):
+        out = whole[offset : offset + len(values)]
+        _C.decode(message, compression, out=out)
+        assert torch.equal(bits(out), bits(torch.cat(small)))
 
 
 @pytest.mark.parametrize("compression", ALL)

@@ -133,21 +133,37 @@ HVD_TARGET inline __m256i as_halves(const uint8_t* in) {
   }
 }
 
-template <bool kAdd>
-HVD_TARGET inline void place(__m256 number, __m256 scale, float* out) {
-  _mm256_storeu_ps(
-      out,
-      kAdd ? _mm256_fmadd_ps(number, scale, _mm256_loadu_ps(out))
-           : _mm256_mul_ps(number, scale));
+template <Write kWrite>
+HVD_TARGET inline void put(__m256 number, float* out) {
+  if constexpr (kWrite == Write::Stream) {
+    _mm256_stream_ps(out, number);
+  } else {
+    _mm256_storeu_ps(out, number);
+  }
 }
 
-template <bool kAdd>
+template <Write kWrite>
+HVD_TARGET inline void place(__m256 number, __m256 scale, float* out) {
+  put<kWrite>(
+      kWrite == Write::Add
+          ? _mm256_fmadd_ps(number, scale, _mm256_loadu_ps(out))
+          : _mm256_mul_ps(number, scale),
+      out);
+}
+
+template <Write kWrite>
 HVD_TARGET inline void place(__m256 number, float* out) {
-  _mm256_storeu_ps(
-      out, kAdd ? _mm256_add_ps(_mm256_loadu_ps(out), number) : number);
+  put<kWrite>(
+      kWrite == Write::Add ? _mm256_add_ps(_mm256_loadu_ps(out), number)
+                           : number,
+      out);
 }
 
 struct Rows {
+  static void fence() {
+    _mm_sfence();
+  }
+
   template <typename Element>
   HVD_TARGET static void largest(
       const float* in,
@@ -158,6 +174,7 @@ struct Rows {
       __m256i even = _mm256_setzero_si256();
       __m256i odd = even;
       for (int64_t i = 0; i < block; i += 16) {
+        __builtin_prefetch(in + i + kAhead);
         even = _mm256_max_epi32(
             even, _mm256_and_si256(load(in + i), words(kMagnitudeBits)));
         odd = _mm256_max_epi32(
@@ -201,7 +218,7 @@ struct Rows {
     return _mm256_testz_si256(bad, bad) != 0;
   }
 
-  template <typename Element, bool kAdd>
+  template <typename Element, Write kWrite>
   HVD_TARGET static void decode(
       const uint8_t* in,
       float scale,
@@ -211,16 +228,16 @@ struct Rows {
       const __m256 s = _mm256_set1_ps(scale);
       for (int64_t i = 0; i < n; i += 8) {
         const __m256i numbers = integers<Element>(in + i * Element::kBits / 8);
-        place<kAdd>(_mm256_cvtepi32_ps(numbers), s, out + i);
+        place<kWrite>(_mm256_cvtepi32_ps(numbers), s, out + i);
       }
     } else {
       const __m256 s = _mm256_set1_ps(
           std::is_same_v<Element, E4m3> ? scale * 0x1p8F : scale);
       for (int64_t i = 0; i < n; i += 16) {
         const __m256i halves = as_halves<Element>(in + i);
-        place<kAdd>(
+        place<kWrite>(
             _mm256_cvtph_ps(_mm256_castsi256_si128(halves)), s, out + i);
-        place<kAdd>(
+        place<kWrite>(
             _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)),
             s,
             out + i + 8);
@@ -249,6 +266,7 @@ struct Rows {
   template <typename Cast>
   HVD_TARGET static void encode_cast(const float* in, int64_t n, uint8_t* out) {
     for (int64_t i = 0; i < n; i += 16) {
+      __builtin_prefetch(in + i + kAhead);
       const __m256i mixed = _mm256_packus_epi32(
           encode_words<Cast>(_mm256_loadu_ps(in + i)),
           encode_words<Cast>(_mm256_loadu_ps(in + i + 8)));
@@ -275,16 +293,16 @@ struct Rows {
     }
   }
 
-  template <typename Cast, bool kAdd>
+  template <typename Cast, Write kWrite>
   HVD_TARGET static void decode_cast(const uint8_t* in, int64_t n, float* out) {
     for (int64_t i = 0; i < n; i += 8) {
       const __m128i codes = load_half(in + 2 * i);
       if constexpr (std::is_same_v<Cast, Half>) {
-        place<kAdd>(_mm256_cvtph_ps(codes), out + i);
+        place<kWrite>(_mm256_cvtph_ps(codes), out + i);
       } else {
         const __m256i bits =
             _mm256_slli_epi32(_mm256_cvtepu16_epi32(codes), 16);
-        place<kAdd>(_mm256_castsi256_ps(bits), out + i);
+        place<kWrite>(_mm256_castsi256_ps(bits), out + i);
       }
     }
   }

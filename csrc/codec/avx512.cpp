@@ -147,21 +147,37 @@ HVD_TARGET inline __m512i as_halves(const uint8_t* in) {
   }
 }
 
-template <bool kAdd>
-HVD_TARGET inline void place(__m512 number, __m512 scale, float* out) {
-  _mm512_storeu_ps(
-      out,
-      kAdd ? _mm512_fmadd_ps(number, scale, _mm512_loadu_ps(out))
-           : _mm512_mul_ps(number, scale));
+template <Write kWrite>
+HVD_TARGET inline void put(__m512 number, float* out) {
+  if constexpr (kWrite == Write::Stream) {
+    _mm512_stream_ps(out, number);
+  } else {
+    _mm512_storeu_ps(out, number);
+  }
 }
 
-template <bool kAdd>
+template <Write kWrite>
+HVD_TARGET inline void place(__m512 number, __m512 scale, float* out) {
+  put<kWrite>(
+      kWrite == Write::Add
+          ? _mm512_fmadd_ps(number, scale, _mm512_loadu_ps(out))
+          : _mm512_mul_ps(number, scale),
+      out);
+}
+
+template <Write kWrite>
 HVD_TARGET inline void place(__m512 number, float* out) {
-  _mm512_storeu_ps(
-      out, kAdd ? _mm512_add_ps(_mm512_loadu_ps(out), number) : number);
+  put<kWrite>(
+      kWrite == Write::Add ? _mm512_add_ps(_mm512_loadu_ps(out), number)
+                           : number,
+      out);
 }
 
 struct Rows {
+  static void fence() {
+    _mm_sfence();
+  }
+
   template <typename Element>
   HVD_TARGET static void largest(
       const float* in,
@@ -178,8 +194,11 @@ struct Rows {
       __m512 odd = even;
 #pragma GCC unroll 4
       for (int64_t i = 0; i < block; i += 32) {
-        const __m512 first = _mm512_loadu_ps(in + b * block + i);
-        const __m512 second = _mm512_loadu_ps(in + b * block + i + 16);
+        const float* const at = in + b * block + i;
+        __builtin_prefetch(at + kAhead);
+        __builtin_prefetch(at + kAhead + 16);
+        const __m512 first = _mm512_loadu_ps(at);
+        const __m512 second = _mm512_loadu_ps(at + 16);
         even = _mm512_range_ps(even, first, kLargerMagnitude);
         odd = _mm512_range_ps(odd, second, kLargerMagnitude);
         if constexpr (!kIsInteger<Element>) {
@@ -280,7 +299,7 @@ struct Rows {
     }
   }
 
-  template <typename Element, bool kAdd>
+  template <typename Element, Write kWrite>
   HVD_TARGET static void decode(
       const uint8_t* in,
       float scale,
@@ -291,19 +310,19 @@ struct Rows {
       for (int64_t i = 0; i < n; i += 16) {
         const __m128i codes =
             _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i));
-        place<kAdd>(
+        place<kWrite>(
             _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes)), s, out + i);
       }
     } else if constexpr (std::is_same_v<Element, Int4>) {
-      decode_int4<kAdd>(in, scale, n, out);
+      decode_int4<kWrite>(in, scale, n, out);
     } else {
       const __m512 s = _mm512_set1_ps(
           std::is_same_v<Element, E4m3> ? scale * 0x1p8F : scale);
       for (int64_t i = 0; i < n; i += 32) {
         const __m512i halves = as_halves<Element>(in + i);
-        place<kAdd>(
+        place<kWrite>(
             _mm512_cvtph_ps(_mm512_castsi512_si256(halves)), s, out + i);
-        place<kAdd>(
+        place<kWrite>(
             _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)),
             s,
             out + i + 16);
@@ -312,7 +331,7 @@ struct Rows {
   }
 
   /// By a table of all 16 products; of its index four bits count.
-  template <bool kAdd>
+  template <Write kWrite>
   HVD_TARGET static void decode_int4(
       const uint8_t* in,
       float scale,
@@ -334,45 +353,72 @@ struct Rows {
           _mm512_srlv_epi32(_mm512_permutexvar_epi32(first, pairs), eighths);
       const __m512i high =
           _mm512_srlv_epi32(_mm512_permutexvar_epi32(second, pairs), eighths);
-      place<kAdd>(_mm512_permutexvar_ps(low, products), out + i);
-      place<kAdd>(_mm512_permutexvar_ps(high, products), out + i + 16);
+      place<kWrite>(_mm512_permutexvar_ps(low, products), out + i);
+      place<kWrite>(_mm512_permutexvar_ps(high, products), out + i + 16);
     }
   }
 
   template <typename Cast>
   HVD_TARGET static void encode_cast(const float* in, int64_t n, uint8_t* out) {
-    for (int64_t i = 0; i < n; i += 16) {
-      const __m512 value = _mm512_loadu_ps(in + i);
-      const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
-      __m256i codes;
+    const __m512i upper_halves = _mm512_add_epi16(
+        _mm512_set1_epi16(1), _mm512_slli_epi16(count_up(), 1));
+    for (int64_t i = 0; i < n; i += 32) {
+      __builtin_prefetch(in + i + kAhead);
+      __builtin_prefetch(in + i + kAhead + 16);
+      const __m512 first = _mm512_loadu_ps(in + i);
+      const __m512 second = _mm512_loadu_ps(in + i + 16);
       if constexpr (std::is_same_v<Cast, Half>) {
-        codes = _mm512_cvtps_ph(
-            value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-        codes = _mm256_mask_mov_epi16(codes, nan, _mm256_set1_epi16(0x7e00));
+        store_halves(first, out + 2 * i);
+        store_halves(second, out + 2 * i + 32);
       } else {
-        const __m512i bits = _mm512_castps_si512(value);
-        const __m512i odd =
-            _mm512_and_si512(_mm512_srli_epi32(bits, 16), words(1));
-        const __m512i rounded =
-            _mm512_add_epi32(_mm512_add_epi32(bits, words(0x7fff)), odd);
-        codes = _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(
-            _mm512_srli_epi32(rounded, 16), nan, words(0x7fc0)));
+        const __m512i codes = _mm512_permutex2var_epi16(
+            round_to_upper_half(first),
+            upper_halves,
+            round_to_upper_half(second));
+        _mm512_storeu_si512(out + 2 * i, codes);
       }
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 2 * i), codes);
     }
   }
 
-  template <typename Cast, bool kAdd>
+  /// 0 to 31 in 16 bits each.
+  HVD_TARGET static __m512i count_up() {
+    return _mm512_cvtepi8_epi16(_mm256_setr_epi8(
+        // clang-format off
+        0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,
+        16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31));
+    // clang-format on
+  }
+
+  HVD_TARGET static void store_halves(__m512 value, uint8_t* out) {
+    const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    const __m256i codes =
+        _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm256_storeu_si256(
+        reinterpret_cast<__m256i*>(out),
+        _mm256_mask_mov_epi16(codes, nan, _mm256_set1_epi16(0x7e00)));
+  }
+
+  /// bf16, with what was dropped below.
+  HVD_TARGET static __m512i round_to_upper_half(__m512 value) {
+    const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    const __m512i bits = _mm512_castps_si512(value);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), words(1));
+    const __m512i rounded =
+        _mm512_add_epi32(_mm512_add_epi32(bits, words(0x7fff)), odd);
+    return _mm512_mask_mov_epi32(rounded, nan, words(kNanBits));
+  }
+
+  template <typename Cast, Write kWrite>
   HVD_TARGET static void decode_cast(const uint8_t* in, int64_t n, float* out) {
     for (int64_t i = 0; i < n; i += 16) {
       const __m256i codes =
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + 2 * i));
       if constexpr (std::is_same_v<Cast, Half>) {
-        place<kAdd>(_mm512_cvtph_ps(codes), out + i);
+        place<kWrite>(_mm512_cvtph_ps(codes), out + i);
       } else {
         const __m512i bits =
             _mm512_slli_epi32(_mm512_cvtepu16_epi32(codes), 16);
-        place<kAdd>(_mm512_castsi512_ps(bits), out + i);
+        place<kWrite>(_mm512_castsi512_ps(bits), out + i);
       }
     }
   }

@@ -10,9 +10,10 @@
 //                                      finite, but for a NaN that encode() sees
 //   encode<Element>(in, r, n, out)     Element::encode(in * r)
 //   all_finite<Element>(in, n)         whether all codes decode to finite
-//   decode<Element, kAdd>(in, s, n, out)  Element::decode(in) * s, of finite
-//                                      codes; added to `out` if kAdd
-//   encode_cast<Cast>(in, n, out), decode_cast<Cast, kAdd>(in, n, out)
+//   decode<Element, kWrite>(in, s, n, out)
+//                                      Element::decode(in) * s, of finite codes
+//   encode_cast<Cast>(in, n, out), decode_cast<Cast, kWrite>(in, n, out)
+//   fence()                            after a Write::Stream
 //
 // Products of a decoded value and a scale are exact, so whether an addition
 // fuses with them makes no difference.
@@ -32,6 +33,13 @@ namespace {
 
 struct Half;
 struct BFloat16;
+
+/// How decoded values get to `out`: in place of what is there; past the caches,
+/// if the address is a multiple of 64; added to what is there.
+enum class Write { Set, Stream, Add };
+
+/// Floats ahead that are fetched, which takes long from beyond the caches.
+constexpr int64_t kAhead = 2048;
 
 /// What is worked on at a time: it stays in the first-level cache.
 constexpr int64_t kGroup = 1024;
@@ -131,13 +139,13 @@ HVD_TARGET void encode_blocks(
 }
 
 /// Out of line: rare, and with a buffer of its own.
-template <typename Element, bool kAdd>
+template <typename Element, Write kWrite>
 __attribute__((noinline)) void decode_rarity(
     const uint8_t* values,
     uint16_t scale,
     int64_t block,
     float* out) {
-  if constexpr (kAdd) {
+  if constexpr (kWrite == Write::Add) {
     float decoded[1024];
     decode_unusual<Element>(values, scale, block, decoded);
     for (int64_t i = 0; i < block; ++i) {
@@ -148,7 +156,7 @@ __attribute__((noinline)) void decode_rarity(
   }
 }
 
-template <typename Rows, typename Element, bool kAdd>
+template <typename Rows, typename Element, Write kWrite>
 HVD_TARGET void decode_blocks(
     const uint8_t* values,
     const uint8_t* scales,
@@ -161,14 +169,17 @@ HVD_TARGET void decode_blocks(
     std::memcpy(&scale, scales, sizeof(scale));
     if ((Scale::is_usual(scale) || scale == 0) &&
         Rows::template all_finite<Element>(values, block)) {
-      Rows::template decode<Element, kAdd>(
+      Rows::template decode<Element, kWrite>(
           values, scale == 0 ? 0 : Scale::decode_usual(scale), block, out);
     } else {
-      decode_rarity<Element, kAdd>(values, scale, block, out);
+      decode_rarity<Element, kWrite>(values, scale, block, out);
     }
     out += block;
     values += block_bytes;
     scales += sizeof(scale);
+  }
+  if (kWrite == Write::Stream) {
+    Rows::fence();
   }
 }
 
@@ -182,14 +193,17 @@ HVD_TARGET void encode_casts(
   Rows::template encode_cast<Cast>(in, count, values);
 }
 
-template <typename Rows, typename Cast, bool kAdd>
+template <typename Rows, typename Cast, Write kWrite>
 HVD_TARGET void decode_casts(
     const uint8_t* values,
     const uint8_t*,
     int64_t count,
     int64_t,
     float* out) {
-  Rows::template decode_cast<Cast, kAdd>(values, count, out);
+  Rows::template decode_cast<Cast, kWrite>(values, count, out);
+  if (kWrite == Write::Stream) {
+    Rows::fence();
+  }
 }
 
 template <typename Rows>
@@ -225,16 +239,18 @@ template <typename Rows, typename Element>
 constexpr Kernels::Format blocks_of() {
   return {
       encode_blocks<Rows, Element>,
-      decode_blocks<Rows, Element, false>,
-      decode_blocks<Rows, Element, true>};
+      decode_blocks<Rows, Element, Write::Set>,
+      decode_blocks<Rows, Element, Write::Stream>,
+      decode_blocks<Rows, Element, Write::Add>};
 }
 
 template <typename Rows, typename Cast>
 constexpr Kernels::Format casts_of() {
   return {
       encode_casts<Rows, Cast>,
-      decode_casts<Rows, Cast, false>,
-      decode_casts<Rows, Cast, true>};
+      decode_casts<Rows, Cast, Write::Set>,
+      decode_casts<Rows, Cast, Write::Stream>,
+      decode_casts<Rows, Cast, Write::Add>};
 }
 
 template <typename Rows>

@@ -1,12 +1,12 @@
 #include "codec/codec.h"
 
-#include "codec/kernels.h"
+#include "codec/message.h"
+#include "codec/pieces.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cstring>
 #include <type_traits>
 
 namespace hvd {
@@ -21,22 +21,6 @@ static_assert(!std::is_convertible_v<Encoded, const void*>);
 static_assert(!std::is_convertible_v<Encoded, const uint8_t*>);
 static_assert(!std::is_convertible_v<Encoded, bool>);
 static_assert(!std::is_convertible_v<at::Tensor, Encoded>);
-
-/// Values that go through the first-level cache at a time: a multiple of every
-/// block.
-constexpr int64_t kPiece = 1024;
-/// Of which the casts can begin a piece.
-constexpr int64_t kRow = 32;
-
-using Piece = float[kPiece];
-
-int64_t round_up(int64_t value, int64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
-
-bool is_cast(Compression compression) {
-  return compression == Compression::Fp16 || compression == Compression::Bf16;
-}
 
 void check(Codec codec) {
   TORCH_CHECK_VALUE(
@@ -97,61 +81,6 @@ void check_residual(const at::Tensor& residual, int64_t count) {
       residual.scalar_type());
 }
 
-/// Where the bytes of one message are, by the values it holds.
-class Message {
- public:
-  Message(Codec codec, const Encoded& encoded, int64_t count)
-      : codec_(codec),
-        count_(count),
-        values_(static_cast<uint8_t*>(encoded.bytes_to_move().data_ptr())),
-        scales_(values_ + round_up(value_bytes(codec, count), 2)) {
-    const int64_t expected = encoded_bytes(codec, count);
-    TORCH_CHECK_VALUE(
-        encoded.bytes_to_move().numel() == expected,
-        "hvd: ",
-        count,
-        " values as ",
-        name(codec.compression),
-        " take ",
-        expected,
-        " bytes, not ",
-        encoded.bytes_to_move().numel());
-  }
-
-  /// The byte between values and scales, if there is one, travels too.
-  void clear_gap() const {
-    for (uint8_t* byte = values(count_); byte < scales_; ++byte) {
-      *byte = 0;
-    }
-  }
-
-  /// Of the value `begin`, the first of a block, and those behind it.
-  uint8_t* values(int64_t begin) const {
-    return values_ + value_bytes(codec_, begin);
-  }
-  uint8_t* scales(int64_t begin) const {
-    return scales_ + scale_bytes(codec_, begin);
-  }
-
-  static int64_t value_bytes(Codec codec, int64_t count) {
-    if (is_cast(codec.compression)) {
-      return 2 * count;
-    }
-    return codec.compression == Compression::Int4 ? (count + 1) / 2 : count;
-  }
-  static int64_t scale_bytes(Codec codec, int64_t count) {
-    return is_cast(codec.compression)
-        ? 0
-        : 2 * ((count + codec.block - 1) / codec.block);
-  }
-
- private:
-  const Codec codec_;
-  const int64_t count_;
-  uint8_t* const values_;
-  uint8_t* const scales_;
-};
-
 /// Calls `on_piece(begin, n)` for all `count` values: n <= kPiece of them from
 /// `begin` on, whole blocks but in the last piece.
 template <typename OnPiece>
@@ -160,139 +89,6 @@ void for_pieces(int64_t count, OnPiece on_piece) {
     on_piece(begin, std::min(kPiece, count - begin));
   }
 }
-
-/// The kernels, for any number of values from the first of a block on.
-///
-/// What is left behind the whole blocks continues as zeros in buffers of its
-/// own, so that a partial block is encoded as a whole one.
-class Pieces {
- public:
-  explicit Pieces(Codec codec)
-      : codec_(codec),
-        unit_(is_cast(codec.compression) ? kRow : codec.block),
-        kernels_(kernels()),
-        format_(kernels_[codec.compression]) {}
-
-  void encode(const float* in, const Message& to, int64_t begin, int64_t n)
-      const {
-    const int64_t whole = n / unit_ * unit_;
-    if (whole > 0) {
-      format_.encode(
-          in, whole, codec_.block, to.values(begin), to.scales(begin));
-    }
-    if (whole < n) {
-      encode_rest(in + whole, to, begin + whole, n - whole);
-    }
-  }
-
-  /// Into `out`, or added to it.
-  void decode(
-      const Message& from,
-      int64_t begin,
-      int64_t n,
-      float* out,
-      bool add = false) const {
-    const int64_t whole = n / unit_ * unit_;
-    if (whole > 0) {
-      (add ? format_.decode_add : format_.decode)(
-          from.values(begin), from.scales(begin), whole, codec_.block, out);
-    }
-    if (whole < n) {
-      decode_rest(from, begin + whole, n - whole, out + whole, add);
-    }
-  }
-
-  /// residual = what `decoded` lacks of `values`
-  void keep_lost(
-      const float* values,
-      const float* decoded,
-      int64_t n,
-      float* residual) const {
-    kernels_.keep_lost(values, decoded, n, residual);
-  }
-
-  /// out = factor * in, plus the residual unless it is null
-  void multiply(
-      const float* in,
-      float factor,
-      const float* residual,
-      int64_t n,
-      float* out) const {
-    kernels_.multiply(in, factor, residual, n, out);
-  }
-
-  /// Numbers of any dtype that encode() takes, as fp32 in `piece` or where they
-  /// are.
-  const float* load(
-      const at::Tensor& from,
-      int64_t begin,
-      int64_t n,
-      float* piece) const {
-    if (from.scalar_type() == at::kFloat) {
-      return from.const_data_ptr<float>() + begin;
-    }
-    const auto* in = static_cast<const uint8_t*>(from.const_data_ptr());
-    uint8_t padded[2 * kPiece] = {};
-    const uint8_t* whole = in + 2 * begin;
-    if (n % kRow != 0) {
-      std::memcpy(padded, whole, 2 * n);
-      whole = padded;
-    }
-    cast_of(from).decode(whole, nullptr, round_up(n, kRow), 0, piece);
-    return piece;
-  }
-
-  /// The other way.
-  void store(const float* piece, int64_t begin, int64_t n, at::Tensor& to)
-      const {
-    auto* out = static_cast<uint8_t*>(to.data_ptr()) + 2 * begin;
-    const int64_t whole = n / kRow * kRow;
-    cast_of(to).encode(piece, whole, 0, out, nullptr);
-    Piece rest = {};
-    std::copy_n(piece + whole, n - whole, rest);
-    uint8_t bytes[2 * kRow];
-    cast_of(to).encode(rest, kRow, 0, bytes, nullptr);
-    std::memcpy(out + 2 * whole, bytes, 2 * (n - whole));
-  }
-
- private:
-  void encode_rest(const float* in, const Message& to, int64_t begin, int64_t n)
-      const {
-    Piece block = {};
-    std::copy_n(in, n, block);
-    uint8_t values[2 * kPiece];
-    uint8_t scale[2];
-    format_.encode(block, unit_, codec_.block, values, scale);
-    std::memcpy(to.values(begin), values, Message::value_bytes(codec_, n));
-    std::memcpy(to.scales(begin), scale, Message::scale_bytes(codec_, n));
-  }
-
-  void decode_rest(
-      const Message& from,
-      int64_t begin,
-      int64_t n,
-      float* out,
-      bool add) const {
-    uint8_t values[2 * kPiece] = {};
-    std::memcpy(values, from.values(begin), Message::value_bytes(codec_, n));
-    Piece block = {};
-    std::copy_n(out, add ? n : 0, block);
-    (add ? format_.decode_add : format_.decode)(
-        values, from.scales(begin), unit_, codec_.block, block);
-    std::copy_n(block, n, out);
-  }
-
-  const Kernels::Format& cast_of(const at::Tensor& tensor) const {
-    return kernels_
-        [tensor.scalar_type() == at::kHalf ? Compression::Fp16
-                                           : Compression::Bf16];
-  }
-
-  const Codec codec_;
-  const int64_t unit_;
-  const Kernels& kernels_;
-  const Kernels::Format& format_;
-};
 
 } // namespace
 
@@ -355,7 +151,7 @@ void decode(Codec codec, const Encoded& in, at::Tensor& out) {
   const Pieces pieces(codec);
 
   if (out.scalar_type() == at::kFloat) {
-    pieces.decode(message, 0, out.numel(), out.data_ptr<float>());
+    pieces.decode_all(message, out);
     return;
   }
   for_pieces(out.numel(), [&](int64_t begin, int64_t n) {

@@ -29,6 +29,14 @@ struct Kernels {
         int64_t count,
         int64_t block,
         float* out);
+    /// The same, past the caches: for an `out` that is larger than they are and
+    /// begins at a multiple of 64.
+    void (*decode_stream)(
+        const uint8_t* values,
+        const uint8_t* scales,
+        int64_t count,
+        int64_t block,
+        float* out);
     /// out += decoded
     void (*decode_add)(
         const uint8_t* values,

@@ -26,6 +26,8 @@ float decode_as(uint16_t code) {
 }
 
 struct Rows {
+  static void fence() {}
+
   template <typename Element>
   static void largest(
       const float* in,
@@ -73,11 +75,11 @@ struct Rows {
     return finite != 0;
   }
 
-  template <typename Element, bool kAdd>
+  template <typename Element, Write kWrite>
   static void decode(const uint8_t* in, float s, int64_t n, float* out) {
     const auto place = [&](int64_t i, uint8_t code) {
       const float value = times(Element::decode(code), s);
-      out[i] = kAdd ? plus(out[i], value) : value;
+      out[i] = kWrite == Write::Add ? plus(out[i], value) : value;
     };
     if constexpr (Element::kBits == 8) {
       for (int64_t i = 0; i < n; ++i) {
@@ -99,13 +101,13 @@ struct Rows {
     }
   }
 
-  template <typename Cast, bool kAdd>
+  template <typename Cast, Write kWrite>
   static void decode_cast(const uint8_t* in, int64_t n, float* out) {
     for (int64_t i = 0; i < n; ++i) {
       uint16_t code;
       std::memcpy(&code, in + 2 * i, sizeof(code));
       const float value = decode_as<Cast>(code);
-      out[i] = kAdd ? plus(out[i], value) : value;
+      out[i] = kWrite == Write::Add ? plus(out[i], value) : value;
     }
   }
 };
