@@ -105,6 +105,7 @@ def many_messages() -> None:
         dist.recv(got, source, tag=i % 7)
         assert torch.all(got == i), i
     for send in sends:
+        assert send is not None
         send.wait()
 
 
@@ -124,6 +125,7 @@ def more_than_the_arena() -> None:
                 dist.recv(got, source, tag=i)
                 assert torch.all(got == 10 * source + i)
     for send in sends:
+        assert send is not None
         send.wait()
 
 

@@ -332,27 +332,27 @@ void ShmTransport::check(const ShmRequest& request, bool look_for_dead) {
   if (aborted_) {
     throw TransportError("shm: aborted");
   }
+  // Who timed out comes before those who gave up because of that.
+  for (const auto& [state, what] :
+       {std::pair(SegmentHead::State::TimedOut, " timed out and gave up"),
+        std::pair(SegmentHead::State::Aborted, " gave up")}) {
+    for (int peer = 0; peer < size(); ++peer) {
+      if (segments_[peer].head().state == state) {
+        throw TransportError("shm: rank " + std::to_string(peer) + what);
+      }
+    }
+  }
   int gone = 0;
-  for (int peer = 0; peer < size(); ++peer) {
-    if (peer == rank()) {
+  for (int peer = 0; look_for_dead && peer < size(); ++peer) {
+    // Its last letters may have come after the last look at them.
+    if (peer == rank() || !peers_.is_gone(peer) || progress() ||
+        mailbox_.next_readable()) {
       continue;
     }
-    const auto state = segments_[peer].head().state.load();
-    if (state == SegmentHead::State::Aborted ||
-        state == SegmentHead::State::TimedOut) {
-      const bool waited = state == SegmentHead::State::TimedOut;
+    ++gone;
+    if (request.needs(peer)) {
       throw TransportError(
-          "shm: rank " + std::to_string(peer) +
-          (waited ? " timed out and gave up" : " gave up"));
-    }
-    // Its last letters may have come after the last look at them.
-    if (look_for_dead && peers_.is_gone(peer) && !progress() &&
-        !mailbox_.next_readable()) {
-      ++gone;
-      if (request.needs(peer)) {
-        throw TransportError(
-            "shm: rank " + std::to_string(peer) + " has left or died");
-      }
+          "shm: rank " + std::to_string(peer) + " has left or died");
     }
   }
   if (gone == size() - 1 && request.needs_any()) {
