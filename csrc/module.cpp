@@ -8,6 +8,8 @@
 #include "holder.h"
 #include "process_group.h"
 #include "transport/gloo.h"
+#include "shm_bindings.h"
+#include "transport/shm/shm.h"
 #include "transport/solo.h"
 
 #include <pybind11/chrono.h>
@@ -25,7 +27,9 @@ using OptionsPtr = c10::intrusive_ptr<hvd::Options>;
 
 c10::intrusive_ptr<hvd::ProcessGroupHVD> make_process_group(
     const c10::intrusive_ptr<c10d::Store>& store,
+    int rank,
     const c10::intrusive_ptr<c10d::Backend>& gloo,
+    const std::vector<hvd::ShmTransport::Rank>& shm,
     const OptionsPtr& options,
     const std::string& group,
     const std::vector<double>& stats_edges) {
@@ -33,6 +37,8 @@ c10::intrusive_ptr<hvd::ProcessGroupHVD> make_process_group(
   std::unique_ptr<hvd::Transport> transport;
   if (gloo) {
     transport = std::make_unique<hvd::GlooTransport>(gloo);
+  } else if (!shm.empty()) {
+    transport = std::make_unique<hvd::ShmTransport>(rank, shm);
   } else {
     transport = std::make_unique<hvd::SoloTransport>();
   }
@@ -140,7 +146,9 @@ PYBIND11_MODULE(_C, m) {
       .def(
           py::init(&make_process_group),
           py::arg("store"),
+          py::arg("rank"),
           py::arg("gloo").none(true),
+          py::arg("shm"),
           py::arg("options"),
           py::arg("group"),
           py::arg("stats_edges"))
@@ -182,4 +190,5 @@ PYBIND11_MODULE(_C, m) {
   m.def("stop_timeline", [] { hvd::Timeline::instance().stop(); });
 
   hvd::bind_codecs(m);
+  hvd::bind_shm(m);
 }

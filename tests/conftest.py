@@ -15,7 +15,7 @@ import pytest
 
 from ranks import RankPool
 
-TRANSPORTS = ["gloo"]
+TRANSPORTS = ["gloo", "shm"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

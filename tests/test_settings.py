@@ -17,7 +17,7 @@ from ranks import RankPool, bare_store
 from torch_hvd import _settings
 
 DEFAULTS = {
-    "transport": "gloo",
+    "transport": "auto",
     "fusion_threshold": 64 << 20,
     "fusion_cutoff": 64 << 10,
     "check": False,
@@ -32,9 +32,9 @@ BYTES = "allowed is a number of bytes"
 SECONDS = "allowed is a number of seconds"
 # source, value, what the error says is allowed
 BAD_VARIABLES = [
-    ("HVD_TRANSPORT", "carrier-pigeon", "allowed is auto or gloo"),
-    ("HVD_TRANSPORT", "", "allowed is auto or gloo"),
-    ("HVD_TRANSPORT", "Gloo", "allowed is auto or gloo"),
+    ("HVD_TRANSPORT", "carrier-pigeon", "allowed is auto, gloo or shm"),
+    ("HVD_TRANSPORT", "", "allowed is auto, gloo or shm"),
+    ("HVD_TRANSPORT", "Gloo", "allowed is auto, gloo or shm"),
     ("HVD_FUSION_THRESHOLD", "much", BYTES),
     ("HVD_FUSION_THRESHOLD", "-1", BYTES),
     ("HVD_FUSION_THRESHOLD", "64MB", BYTES),
@@ -63,7 +63,7 @@ BAD_VARIABLES = [
     ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "", SECONDS),
 ]
 BAD_OPTIONS: list[tuple[str, Any, str]] = [
-    ("transport", "nccl", "allowed is auto or gloo"),
+    ("transport", "nccl", "allowed is auto, gloo or shm"),
     ("fusion_threshold", -1, BYTES),
     ("fusion_cutoff", -65536, BYTES),
     ("compression", "int16", "allowed is none or fp16"),
@@ -142,7 +142,7 @@ def test_option_of_another_type(option: dict[str, Any]) -> None:
         ({"HVD_CHECK": "0"}, {"check": True}, "check", True),
         ({"HOROVOD_STALL_CHECK_TIME_SECONDS": "5"}, {}, "stall_check_time", 5.0),
         ({"HVD_STALL_CHECK_TIME": "5"}, {"stall_check_time": 0.5}, "stall_check_time", 0.5),
-        ({"HVD_TRANSPORT": "auto"}, {}, "transport", "gloo"),
+        ({"HVD_TRANSPORT": "shm"}, {}, "transport", "shm"),
         ({"HVD_TRANSPORT": "nonsense"}, {"transport": "gloo"}, "transport", "gloo"),
     ],
 )
@@ -204,8 +204,9 @@ def in_force(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
 
 
 def init_with_values(size: int) -> None:
+    chosen = DEFAULTS | {"transport": "shm" if size > 1 else "none"}
     init(size, "defaults")
-    assert in_force() == DEFAULTS
+    assert in_force() == chosen
     leave()
 
     variables = {
@@ -214,7 +215,7 @@ def init_with_values(size: int) -> None:
         "HVD_FUSION_CUTOFF": "100",
         "HVD_CHECK": "1",
     }
-    ours = DEFAULTS | {"fusion_threshold": 1000, "fusion_cutoff": 100, "check": True}
+    ours = chosen | {"fusion_threshold": 1000, "fusion_cutoff": 100, "check": True}
     options = torch_hvd.Options(fusion_threshold=0, check=False)
     with environment(variables):
         init(size, "variables")
@@ -228,9 +229,9 @@ def init_with_values(size: int) -> None:
     assert (options.fusion_cutoff, options.transport) == (None, "auto"), "the caller's was changed"
 
     init(size, "options", options)
-    assert in_force() == DEFAULTS | {"fusion_threshold": 0, "check": False}
+    assert in_force() == chosen | {"fusion_threshold": 0, "check": False}
     # Options are of one group; the next is made with the environment's.
-    assert in_force(dist.new_group()) == DEFAULTS
+    assert in_force(dist.new_group()) == chosen
     check_group()
     leave()
 

@@ -64,7 +64,9 @@ class ProcessGroupHVD(Backend):
 
     Args:
         store: keys are this group's own.
-        gloo: a connected ProcessGroupGloo used by nobody else; None in a group of one.
+        rank: of this process in the group.
+        gloo: a connected ProcessGroupGloo used by nobody else, or None.
+        shm: all ranks of the group, if they share memory, else empty. Neither in a group of one.
         group: name of the group, for messages.
         stats_edges: upper ends, in bytes, of the rows of its statistics, rising.
     """
@@ -72,7 +74,9 @@ class ProcessGroupHVD(Backend):
     def __init__(
         self,
         store: Store,
+        rank: int,
         gloo: Backend | None,
+        shm: Sequence[ShmRank],
         options: Options,
         group: str,
         stats_edges: Sequence[float],
@@ -80,6 +84,34 @@ class ProcessGroupHVD(Backend):
     @property
     def options(self) -> Options: ...  # type: ignore[override]
     def _set_default_timeout(self, timeout: timedelta) -> None: ...
+
+class ShmRank:
+    """What `ProcessGroupHVD` needs to know of a rank to share memory with it.
+
+    Args:
+        segment: file descriptor of the memory that the rank makes; stays the caller's.
+        pid: of its process as seen from here; -1 for this rank itself.
+        socket: connected to one that its process holds; taken over. -1 for this rank.
+        reads_memory: whether it can read the memory of this process.
+    """
+
+    def __init__(self, segment: int, pid: int, socket: int, reads_memory: bool) -> None: ...
+    @property
+    def segment(self) -> int: ...
+    @property
+    def reads_memory(self) -> bool: ...
+
+def shm_segment_bytes(size: int) -> int:
+    """The length of a segment in a group of `size` ranks."""
+
+def initialise_shm_segment(segment: int, size: int) -> None:
+    """Make a segment that is all zeros ready for the other ranks; by the rank that made it."""
+
+def read_memory(pid: int, address: int, size: int) -> bytes | None:
+    """A process's memory; None where it cannot be read from here."""
+
+def allow_reading_memory() -> None:
+    """Let any process of this user read this one's memory, where only its ancestors could."""
 
 def shutdown_all() -> None:
     """Shut down every group of this process that is still open."""

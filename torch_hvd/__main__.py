@@ -36,8 +36,9 @@ def _transports() -> Iterator[Fact]:
         yield "gloo", "yes"
     else:
         yield "gloo", "no: this torch is built without it; install a torch wheel from PyPI"
-    for name in ("nccl", "mpi", "shm"):
-        yield name, "no: not in this version of torch_hvd, which has gloo"
+    yield "shm", "yes: for groups whose ranks are all on this host"
+    for name in ("nccl", "mpi"):
+        yield name, "no: not in this version of torch_hvd, which has gloo and shm"
 
 
 def _registration() -> Iterator[Fact]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from torch_hvd import _gloo, _settings, _trace
+from torch_hvd import _gloo, _settings, _shm, _trace, _transport
 from torch_hvd._load import _C
 
 
@@ -45,19 +45,27 @@ def create(opts: Any, pg_options: Any) -> Any:
     try:
         settings = _settings.resolve(options, os.environ)
         stats_edges = _settings.stats_edges(os.environ)
+        _shm.may_attach(os.environ)
     except ValueError as error:
         _settings.refuse(error, store, rank)
         raise
     _settings.agree(settings, store, rank, size)
+    settings["transport"] = _transport.choose(str(settings["transport"]), store, rank, size)
     for name, value in settings.items():
         setattr(options, name, value)
     options._timeout = opts.timeout
-    gloo = None
-    if size > 1:
+    gloo, shm = None, []
+    if settings["transport"] == "gloo":
         gloo = _gloo.connect(PrefixStore("gloo", store), rank, size, opts.timeout)
+    elif settings["transport"] == "shm":
+        shm = _shm.connect(PrefixStore("shm", store), rank, size, opts.timeout)
     ranks = opts.global_ranks_in_group
     _trace.begin(os.environ, ranks[rank] if ranks else rank)
-    return _C.ProcessGroupHVD(store, gloo, options, str(opts.group_id), stats_edges)
+    try:
+        return _C.ProcessGroupHVD(store, rank, gloo, shm, options, str(opts.group_id), stats_edges)
+    finally:
+        for peer in shm:
+            os.close(peer.segment)
 
 
 # A program may end without destroy_process_group; its threads must not.

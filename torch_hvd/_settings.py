@@ -16,9 +16,9 @@ COMPRESSIONS = ("none", "fp16", "bf16", "fp8", "fp8_e5m2", "int8", "int4")
 
 
 def _transport(text: str) -> str:
-    if text not in ("auto", "gloo"):
+    if text not in ("auto", "gloo", "shm"):
         raise ValueError
-    return "gloo" if text == "auto" else text
+    return text
 
 
 def _bytes(text: str) -> int:
@@ -69,7 +69,9 @@ class _Setting:
 
 
 _SETTINGS = {
-    "transport": _Setting(_transport, "auto or gloo", "auto", ("HVD_TRANSPORT",), unset="auto"),
+    "transport": _Setting(
+        _transport, "auto, gloo or shm", "auto", ("HVD_TRANSPORT",), unset="auto"
+    ),
     "fusion_threshold": _Setting(
         _bytes,
         "a number of bytes, 0 to turn fusion off",

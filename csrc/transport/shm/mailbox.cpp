@@ -1,0 +1,148 @@
+#include "transport/shm/mailbox.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace hvd::shm {
+
+namespace {
+
+bool fits(const Receive& receive, int source, const Letter& letter) {
+  return (receive.peer == source || receive.peer == Receive::kAny) &&
+      receive.key == letter.key;
+}
+
+bool is_first(const Letter& letter) {
+  return letter.id == letter.message;
+}
+
+void inherit(Receive& receive, const Receive& kept) {
+  if (receive.error.empty()) {
+    receive.error = kept.error;
+  }
+  if (receive.error.empty()) {
+    std::memcpy(
+        receive.buffer.mutable_data_ptr(),
+        kept.buffer.const_data_ptr(),
+        static_cast<size_t>(kept.read));
+  }
+  receive.done = true;
+}
+
+} // namespace
+
+void Mailbox::post(const ReceivePtr& receive) {
+  const auto here =
+      std::find_if(unclaimed_.begin(), unclaimed_.end(), [&](const auto& one) {
+        return fits(*receive, one.source, one.first);
+      });
+  if (here == unclaimed_.end()) {
+    posted_.push_back(receive);
+    return;
+  }
+  begin(receive, here->source, here->first);
+  if (!here->kept) {
+    begun_.push_back(receive);
+    add(receive, here->first);
+  } else if (here->kept->done) {
+    inherit(*receive, *here->kept);
+  } else {
+    here->kept->heir = receive;
+  }
+  unclaimed_.erase(here);
+}
+
+void Mailbox::deliver(int source, const Letter& letter) {
+  if (!is_first(letter)) {
+    const auto receive =
+        std::find_if(begun_.begin(), begun_.end(), [&](const auto& one) {
+          return one->source == source && one->message == letter.message;
+        });
+    add(*receive, letter);
+    return;
+  }
+  const auto awaited =
+      std::find_if(posted_.begin(), posted_.end(), [&](const auto& receive) {
+        return fits(*receive, source, letter);
+      });
+  if (awaited == posted_.end()) {
+    unclaimed_.push_back(keep(source, letter));
+    return;
+  }
+  const auto receive = *awaited;
+  posted_.erase(awaited);
+  begin(receive, source, letter);
+  if (letter.form != Letter::Form::Inline) {
+    begun_.push_back(receive);
+  }
+  add(receive, letter);
+}
+
+Mailbox::Unclaimed Mailbox::keep(int source, const Letter& first) {
+  if (first.form != Letter::Form::Staged) {
+    return {source, first, nullptr};
+  }
+  const auto kept = std::make_shared<Receive>(
+      first.key, source, at::empty({first.total}, at::kByte));
+  begin(kept, source, first);
+  begun_.push_back(kept);
+  add(kept, first);
+  return {source, first, kept};
+}
+
+void Mailbox::begin(
+    const ReceivePtr& receive,
+    int source,
+    const Letter& first) {
+  receive->source = source;
+  receive->message = first.message;
+  receive->missing = first.total;
+  const auto room = static_cast<int64_t>(receive->buffer.nbytes());
+  if (first.total > room) {
+    receive->error = "a message of " + std::to_string(first.total) +
+        " bytes for a buffer of " + std::to_string(room);
+  }
+}
+
+void Mailbox::add(const ReceivePtr& receive, const Letter& letter) {
+  if (letter.form != Letter::Form::Inline) {
+    receive->parts.push_back(letter);
+    return;
+  }
+  if (receive->error.empty() && letter.bytes > 0) {
+    std::memcpy(
+        receive->buffer.mutable_data_ptr(),
+        letter.content.data(),
+        static_cast<size_t>(letter.bytes));
+  }
+  receive->done = true;
+}
+
+void Mailbox::add_read(Receive& receive, int64_t bytes, std::string error) {
+  receive.error = std::move(error);
+  receive.read += bytes;
+  receive.missing -= bytes;
+  receive.done = receive.missing == 0;
+  if (receive.done && receive.heir) {
+    inherit(*receive.heir, receive);
+    receive.heir = nullptr;
+  }
+}
+
+ReceivePtr Mailbox::next_readable() {
+  begun_.erase(
+      std::remove_if(
+          begun_.begin(),
+          begun_.end(),
+          [](const auto& receive) { return receive->done; }),
+      begun_.end());
+  const auto readable =
+      std::find_if(begun_.begin(), begun_.end(), [](const auto& receive) {
+        return is_readable(*receive);
+      });
+  return readable == begun_.end() ? nullptr : *readable;
+}
+
+} // namespace hvd::shm

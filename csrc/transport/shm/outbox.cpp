@@ -1,0 +1,202 @@
+#include "transport/shm/outbox.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace hvd::shm {
+
+namespace {
+
+// A message that is copied aside frees its sender from waiting until it is
+// read. Up to here, the longest frame and a bit, that is worth the copy.
+constexpr int64_t kEager = 72 * 1024;
+
+// What has to be copied aside is so in parts, so that copying out of the arena
+// overlaps with copying into it.
+constexpr int64_t kPart = 1024 * 1024;
+
+at::Tensor as_bytes(const at::Tensor& tensor) {
+  return tensor.view({-1}).view(at::kByte);
+}
+
+} // namespace
+
+Outbox::Outbox(
+    int rank,
+    const std::vector<Segment>& segments,
+    std::vector<bool> reads_memory)
+    : rank_(rank),
+      segments_(segments),
+      reads_memory_(std::move(reads_memory)),
+      queues_(segments.size()) {}
+
+Letter::Form Outbox::form_for(int64_t bytes, const std::vector<int>& to) const {
+  if (bytes <= Letter::kInline) {
+    return Letter::Form::Inline;
+  }
+  const bool readable = std::all_of(
+      to.begin(), to.end(), [&](int peer) { return reads_memory_[peer]; });
+  return bytes > kEager && readable ? Letter::Form::Direct
+                                    : Letter::Form::Staged;
+}
+
+std::vector<SendPtr> Outbox::send(
+    const Key& key,
+    const at::Tensor& buffer,
+    const std::vector<int>& to) {
+  const auto total = static_cast<int64_t>(buffer.nbytes());
+  const auto form = form_for(total, to);
+  const bool all_idle = std::all_of(to.begin(), to.end(), [&](int peer) {
+    return queues_[peer].sends.empty();
+  });
+  std::vector<SendPtr> parts;
+  if (form != Letter::Form::Staged || (total <= kPart && all_idle)) {
+    parts.push_back(queue(key, form, buffer, to));
+    return parts;
+  }
+  // What the arena holds must be on its way to all who read it, or it could
+  // fill up with what one peer has read and another will get behind what finds
+  // no room. So each peer gets a copy of its own.
+  for (const int peer : to) {
+    const uint32_t message = last_id_ + 1;
+    for (int64_t begin = 0; begin < total; begin += kPart) {
+      const auto bytes = std::min(kPart, total - begin);
+      parts.push_back(
+          queue(key, form, as_bytes(buffer).narrow(0, begin, bytes), {peer}));
+      parts.back()->message = message;
+      parts.back()->total = total;
+    }
+  }
+  return parts;
+}
+
+SendPtr Outbox::queue(
+    const Key& key,
+    Letter::Form form,
+    const at::Tensor& buffer,
+    const std::vector<int>& to) {
+  auto send = std::make_shared<Send>();
+  send->key = key;
+  send->buffer = buffer;
+  send->unread = to;
+  send->form = form;
+  send->id = ++last_id_;
+  send->message = send->id;
+  send->bytes = static_cast<int64_t>(buffer.nbytes());
+  send->total = send->bytes;
+  if (form != Letter::Form::Inline) {
+    unread_[send->id] = send;
+  }
+  for (const int peer : to) {
+    queues_[peer].sends.push_back(send);
+  }
+  return send;
+}
+
+void Outbox::acknowledge(int peer, uint32_t id) {
+  queues_[peer].acknowledgements.push_back(id);
+}
+
+void Outbox::acknowledged(int peer, uint32_t id) {
+  const auto entry = unread_.find(id);
+  Send& send = *entry->second;
+  std::erase(send.unread, peer);
+  if (!send.unread.empty()) {
+    return;
+  }
+  if (send.staged) {
+    arena_.give_back(*send.staged);
+  }
+  send.buffer = at::Tensor();
+  send.done = true;
+  unread_.erase(entry);
+}
+
+void Outbox::flush() {
+  for (size_t i = 0; i < queues_.size(); ++i) {
+    auto& [acknowledgements, sends] = queues_[i];
+    const auto peer = static_cast<int>(i);
+    bool written = false;
+    while (!acknowledgements.empty() &&
+           write_acknowledgement(peer, acknowledgements.front())) {
+      acknowledgements.pop_front();
+      written = true;
+    }
+    while (!sends.empty() && write(peer, *sends.front())) {
+      sends.pop_front();
+      written = true;
+    }
+    if (written) {
+      segments_[peer].head().bell.ring();
+    }
+  }
+}
+
+bool Outbox::is_waiting() const {
+  return std::any_of(queues_.begin(), queues_.end(), [](const auto& queue) {
+    return !queue.acknowledgements.empty() || !queue.sends.empty();
+  });
+}
+
+bool Outbox::is_read_from() const {
+  return std::any_of(unread_.begin(), unread_.end(), [](const auto& entry) {
+    return entry.second->form == Letter::Form::Direct;
+  });
+}
+
+bool Outbox::write_acknowledgement(int peer, uint32_t id) {
+  Ring& ring = segments_[peer].ring_from(rank_);
+  Letter* const letter = ring.vacant();
+  if (letter == nullptr) {
+    return false;
+  }
+  letter->form = Letter::Form::Done;
+  letter->id = id;
+  ring.publish();
+  return true;
+}
+
+bool Outbox::write(int peer, Send& send) {
+  Ring& ring = segments_[peer].ring_from(rank_);
+  Letter* const letter = ring.vacant();
+  const bool to_stage = send.form == Letter::Form::Staged && !send.staged;
+  if (letter == nullptr || (to_stage && !stage(send))) {
+    return false;
+  }
+  letter->key = send.key;
+  letter->form = send.form;
+  letter->id = send.id;
+  letter->message = send.message;
+  letter->bytes = send.bytes;
+  letter->total = send.total;
+  if (send.form == Letter::Form::Inline) {
+    if (send.bytes > 0) {
+      const auto bytes = static_cast<size_t>(send.bytes);
+      std::memcpy(letter->content.data(), send.buffer.const_data_ptr(), bytes);
+    }
+    std::erase(send.unread, peer);
+    send.done = send.unread.empty();
+  } else {
+    letter->place = send.staged
+        ? static_cast<uint64_t>(*send.staged)
+        : reinterpret_cast<uint64_t>(send.buffer.const_data_ptr());
+  }
+  ring.publish();
+  return true;
+}
+
+bool Outbox::stage(Send& send) {
+  send.staged = arena_.take(send.bytes);
+  if (!send.staged) {
+    return false;
+  }
+  std::memcpy(
+      segments_[rank_].arena() + *send.staged,
+      send.buffer.const_data_ptr(),
+      static_cast<size_t>(send.bytes));
+  send.buffer = at::Tensor();
+  send.done = true;
+  return true;
+}
+
+} // namespace hvd::shm

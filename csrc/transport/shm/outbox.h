@@ -1,0 +1,94 @@
+#pragma once
+
+#include "transport/shm/arena.h"
+#include "transport/shm/segment.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace hvd::shm {
+
+/// A message, or a part of a long one, to one or more peers.
+struct Send {
+  Key key;
+  at::Tensor buffer; ///< the caller's; undefined once it is the caller's again
+  std::vector<int> unread; ///< peers that have not read it
+  bool done = false; ///< the buffer is the caller's again
+  Letter::Form form = Letter::Form::Inline;
+  uint32_t id = 0;
+  uint32_t message = 0;
+  int64_t bytes = 0;
+  int64_t total = 0; ///< bytes of the message
+  std::optional<int64_t> staged; ///< offset in the arena
+};
+
+using SendPtr = std::shared_ptr<Send>;
+
+/// Writes letters into the peers' rings, and has them wait in order where there
+/// is no room.
+///
+/// Not thread-safe.
+class Outbox {
+ public:
+  /// `segments`: of all ranks; outlives this. `reads_memory`: whether a peer
+  /// can read what is in this process, by rank.
+  Outbox(
+      int rank,
+      const std::vector<Segment>& segments,
+      std::vector<bool> reads_memory);
+
+  /// Queues a message for the next flush(); returns its parts.
+  std::vector<SendPtr> send(
+      const Key& key,
+      const at::Tensor& buffer,
+      const std::vector<int>& to);
+
+  /// Tells `peer` that what it sent as `id` has been read.
+  void acknowledge(int peer, uint32_t id);
+
+  /// `peer` has read what this rank sent as `id`.
+  void acknowledged(int peer, uint32_t id);
+
+  /// Writes what there is room for, and rings for all that was written.
+  void flush();
+
+  /// Whether something waits for room.
+  bool is_waiting() const;
+
+  /// Whether a peer has yet to read something from this process's own memory.
+  bool is_read_from() const;
+
+ private:
+  /// What waits for room on the way to a peer. Acknowledgements go first: they
+  /// are what makes room in the peer's arena, so they must not wait for room in
+  /// this one.
+  struct Queue {
+    std::deque<uint32_t> acknowledgements;
+    std::deque<SendPtr> sends;
+  };
+
+  SendPtr queue(
+      const Key& key,
+      Letter::Form form,
+      const at::Tensor& buffer,
+      const std::vector<int>& to);
+  Letter::Form form_for(int64_t bytes, const std::vector<int>& to) const;
+  bool write_acknowledgement(int peer, uint32_t id);
+  bool write(int peer, Send& send);
+  bool stage(Send& send);
+
+  const int rank_;
+  const std::vector<Segment>& segments_;
+  const std::vector<bool> reads_memory_;
+  std::vector<Queue> queues_; ///< by peer
+  Arena arena_{Segment::kArenaBytes};
+  std::map<uint32_t, SendPtr> unread_; ///< by id; not the inline ones
+  uint32_t last_id_ = 0;
+};
+
+} // namespace hvd::shm

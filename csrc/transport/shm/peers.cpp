@@ -1,0 +1,55 @@
+#include "transport/shm/peers.h"
+
+#include "transport/transport.h"
+
+#include <poll.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace hvd::shm {
+
+Peers::Peers(std::vector<pid_t> pids, std::vector<int> sockets)
+    : pids_(std::move(pids)), sockets_(std::move(sockets)) {}
+
+Peers::~Peers() {
+  for (const int socket : sockets_) {
+    if (socket >= 0) {
+      close(socket);
+    }
+  }
+}
+
+bool Peers::is_gone(int peer) const {
+  pollfd look{sockets_[peer], POLLRDHUP, 0};
+  return poll(&look, 1, 0) > 0;
+}
+
+void Peers::read(int peer, uint64_t address, std::byte* to, int64_t bytes)
+    const {
+  if (!read_memory(pids_[peer], address, to, bytes)) {
+    throw TransportError(
+        "shm: cannot read the memory of rank " + std::to_string(peer) + ": " +
+        std::strerror(errno));
+  }
+}
+
+bool read_memory(pid_t pid, uint64_t address, std::byte* to, int64_t bytes) {
+  while (bytes > 0) {
+    const iovec local{to, static_cast<size_t>(bytes)};
+    // NOLINTNEXTLINE: an address in another process
+    const iovec remote{reinterpret_cast<void*>(address), local.iov_len};
+    const ssize_t got = process_vm_readv(pid, &local, 1, &remote, 1, 0);
+    if (got <= 0) {
+      return false;
+    }
+    to += got;
+    address += static_cast<uint64_t>(got);
+    bytes -= got;
+  }
+  return true;
+}
+
+} // namespace hvd::shm

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace hvd::shm {
+
+/// The processes of the other ranks.
+///
+/// Threads: every member may be called from any thread.
+class Peers {
+ public:
+  /// By rank; this one's entries are -1. `sockets`: connected to a socket that
+  /// the peer holds open as long as it lives; taken over.
+  Peers(std::vector<pid_t> pids, std::vector<int> sockets);
+  Peers(const Peers&) = delete;
+  Peers& operator=(const Peers&) = delete;
+  ~Peers();
+
+  /// Whether the process is gone.
+  bool is_gone(int peer) const;
+
+  /// Copies from a peer's memory. Throws TransportError.
+  void read(int peer, uint64_t address, std::byte* to, int64_t bytes) const;
+
+ private:
+  const std::vector<pid_t> pids_;
+  const std::vector<int> sockets_;
+};
+
+/// Copies up to `bytes` from a process's memory by cross-memory attach; false
+/// where the system does not allow that or the process is gone.
+bool read_memory(pid_t pid, uint64_t address, std::byte* to, int64_t bytes);
+
+} // namespace hvd::shm

@@ -1,0 +1,92 @@
+#pragma once
+
+#include "transport/shm/mailbox.h"
+#include "transport/shm/outbox.h"
+#include "transport/shm/peers.h"
+#include "transport/transport.h"
+
+#include <limits>
+#include <mutex>
+#include <thread>
+
+namespace hvd {
+
+/// Ranks of one host by memory that they share.
+///
+/// Each rank has a segment that all others map. What a rank sends is announced
+/// by a letter in the receiver's segment, which holds a short message and says
+/// where a longer one lies: in the sender's arena, or in its own memory, from
+/// where the receiver copies it by cross-memory attach. So there is one copy,
+/// or two, and the thread that waits for a message makes the last.
+///
+/// There is no thread but the callers'. Whoever waits also does what others in
+/// this process have yet to: reads for their receives, writes their sends. Only
+/// where a send has found no room and nobody waits does a thread see to it.
+class ShmTransport final : public Transport {
+ public:
+  /// What is known of a rank, its own entry included.
+  struct Rank {
+    int segment; ///< file descriptor, which stays the caller's
+    pid_t pid; ///< -1 for this rank itself
+    int socket; ///< see shm::Peers
+    bool reads_memory; ///< whether it can read this process's memory
+  };
+
+  /// Every rank has initialised its segment.
+  ShmTransport(int rank, const std::vector<Rank>& ranks);
+  ~ShmTransport() override;
+
+  /// Makes the segment of this rank ready for the others to map.
+  static void initialise(int segment, int size);
+
+  const char* name() const override {
+    return "shm";
+  }
+  RequestPtr exchange(
+      const std::vector<Transfer>& sends,
+      const std::vector<Transfer>& receives,
+      const Lane& lane) override;
+  RequestPtr exchange_frames(
+      const std::vector<Transfer>& sends,
+      const std::vector<Transfer>& receives) override;
+  RequestPtr send(const at::Tensor& buffer, int peer, int tag) override;
+  RequestPtr recv(const at::Tensor& buffer, int peer, int tag) override;
+  RequestPtr recv_any(const at::Tensor& buffer, int tag) override;
+  int max_tag() const override {
+    return std::numeric_limits<int>::max();
+  }
+  void abort() noexcept override;
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  class ShmRequest;
+
+  template <typename KeyOf>
+  RequestPtr start(
+      const std::vector<Transfer>& sends,
+      const std::vector<Transfer>& receives,
+      KeyOf key_of);
+  void wait(ShmRequest& request, Deadline deadline);
+
+  shm::Bell& bell() const;
+  bool progress();
+  void read_next_part(Lock& lock, shm::Receive& receive);
+  void rest(uint32_t seen, Deadline until);
+  void check(const ShmRequest& request, bool look_for_dead);
+  void deliver_in_background();
+
+  const std::vector<shm::Segment> segments_;
+  const shm::Peers peers_;
+  const std::chrono::microseconds spin_;
+
+  std::mutex mutex_; ///< guards all below
+  shm::Mailbox mailbox_;
+  shm::Outbox outbox_;
+  bool aborted_ = false;
+  bool timed_out_ = false;
+  bool closing_ = false;
+  bool delivering_ = false; ///< the thread runs
+  std::thread delivery_;
+};
+
+} // namespace hvd

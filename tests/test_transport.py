@@ -1,0 +1,227 @@
+"""Which transport a group takes, and what only shared memory can get wrong."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from calls import check_group, cpu_backend
+from ranks import RankPool, bare_store
+from torch_hvd import _shm, _transport
+
+MB = 1 << 18  # float32 elements
+
+
+def chosen(monkeypatch: pytest.MonkeyPatch, wanted: str, hosts: list[str]) -> list[str]:
+    """What each rank chooses, or the error it gets; ranks are threads."""
+    here = threading.local()
+    monkeypatch.setattr(_shm, "host_id", lambda environ: here.host)
+    store = dist.HashStore()
+
+    def choose(rank: int) -> str:
+        here.host = hosts[rank]
+        try:
+            return _transport.choose(wanted, store, rank, len(hosts))
+        except ValueError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(hosts)) as threads:
+        return list(threads.map(choose, range(len(hosts))))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "hosts", "expected"),
+    [
+        ("auto", ["a"], "none"),
+        ("gloo", ["a"], "none"),
+        ("shm", ["a"], "none"),
+        ("auto", ["a", "a", "a"], "shm"),
+        ("auto", ["a", "a", "b"], "gloo"),
+        ("auto", ["b", "a"], "gloo"),
+        ("gloo", ["a", "a"], "gloo"),
+        ("gloo", ["a", "b"], "gloo"),
+        ("shm", ["a", "a"], "shm"),
+    ],
+)
+def test_choice(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, hosts: list[str], expected: str
+) -> None:
+    assert chosen(monkeypatch, wanted, hosts) == [expected] * len(hosts)
+
+
+def test_memory_that_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = chosen(monkeypatch, "shm", ["a", "a", "b"])
+    assert len(set(errors)) == 1
+    assert "transport is 'shm', but ranks 0 and 2" in errors[0]
+    assert "allowed there is auto or gloo" in errors[0]
+
+
+def test_host() -> None:
+    here = _shm.host_id({})
+    assert here == _shm.host_id({}) and len(here) > 36
+    assert _shm.host_id({"HVD_HOST_ID": "rack 7"}) == "rack 7"
+    for text in ("", "yes", "2"):
+        with pytest.raises(ValueError, match=f"HVD_CMA is '{text}'; allowed is 0 or 1"):
+            _shm.may_attach({"HVD_CMA": text})
+
+
+def join(prefix: str, hosts: list[str]) -> str:
+    """Join as a rank on the host of that name; the transport it got."""
+    rank = int(os.environ["RANK"])
+    os.environ["HVD_HOST_ID"] = hosts[rank]
+    store = dist.PrefixStore(prefix, bare_store())
+    dist.init_process_group("hvd", store=store, rank=rank, world_size=len(hosts))
+    check_group()
+    transport = cpu_backend().options.transport
+    dist.destroy_process_group()
+    return transport
+
+
+def test_hosts_by_name() -> None:
+    """Ranks that say they are elsewhere use the network."""
+    with RankPool(3, backend="") as pool:
+        assert pool.run(join, "one host", ["a", "a", "a"]) == ["shm"] * 3
+        assert pool.run(join, "two hosts", ["a", "b", "a"]) == ["gloo"] * 3
+
+
+def many_messages() -> None:
+    """More letters than a ring holds, before the other side looks at any."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    peer = (rank + 1) % size
+    source = (rank - 1) % size
+    count = 3000
+    sends = [dist.isend(torch.full((i % 90,), float(i)), peer, tag=i % 7) for i in range(count)]
+    dist.barrier()
+    for i in range(count):
+        got = torch.empty(i % 90)
+        dist.recv(got, source, tag=i % 7)
+        assert torch.all(got == i), i
+    for send in sends:
+        assert send is not None
+        send.wait()
+
+
+def more_than_the_arena() -> None:
+    """Messages of many parts, sent by all before anyone receives."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    sends = [
+        dist.isend(torch.full((3 * MB + 1,), float(10 * rank + i)), peer, tag=i)
+        for i in range(4)
+        for peer in range(size)
+        if peer != rank
+    ]
+    for i in reversed(range(4)):
+        for source in range(size):
+            if source != rank:
+                got = torch.empty(3 * MB + 1)
+                dist.recv(got, source, tag=i)
+                assert torch.all(got == 10 * source + i)
+    for send in sends:
+        assert send is not None
+        send.wait()
+
+
+def both_send_before_they_receive() -> None:
+    """With a receive posted, a send ends though nobody waits for that receive yet."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    got = torch.empty(20 * MB)
+    receive = dist.irecv(got, (rank - 1) % size)
+    assert receive is not None
+    dist.send(torch.full((20 * MB,), float(rank)), (rank + 1) % size)
+    receive.wait()
+    assert torch.all(got == (rank - 1) % size)
+
+
+def collectives_of_all_sizes() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    total = size * (size + 1) / 2
+    for count in (1, 49, 51, 20_000, MB, 5 * MB + 3, 20 * MB):
+        tensor = torch.full((count,), float(rank + 1))
+        works = [dist.all_reduce(tensor.clone(), async_op=True) for _ in range(3)]
+        for work in works:
+            assert work is not None
+            work.wait()
+            assert torch.all(work.result()[0] == total), count
+        gathered = torch.empty(size * count)
+        dist.all_gather_into_tensor(gathered, tensor)
+        for peer, part in enumerate(gathered.chunk(size)):
+            assert torch.all(part == peer + 1), count
+
+
+@pytest.mark.parametrize("attach", ["0", "1"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_messages(size: int, attach: str) -> None:
+    """With cross-memory attach and without, where everything is copied through the arena."""
+    with RankPool(size, env={"HVD_TRANSPORT": "shm", "HVD_CMA": attach}) as pool:
+        for function in (
+            many_messages,
+            more_than_the_arena,
+            both_send_before_they_receive,
+            collectives_of_all_sizes,
+        ):
+            pool.run(function)
+            pool.run(check_group)
+
+
+def held() -> tuple[int, int, int]:
+    """File descriptors, threads and mappings of shared segments of this process."""
+    maps = Path("/proc/self/maps").read_text()
+    return (
+        len(os.listdir("/proc/self/fd")),
+        len(os.listdir("/proc/self/task")),
+        maps.count("memfd:hvd-"),
+    )
+
+
+def make_and_drop_groups() -> None:
+    def make_and_drop() -> None:
+        group = dist.new_group()
+        check_group(group)
+        assert cpu_backend(group).options.transport == "shm"
+        dist.destroy_process_group(group)
+        del group
+
+    make_and_drop()
+    before = held()
+    for _ in range(10):
+        make_and_drop()
+    settled(lambda: held() == before, f"{held()} held, {before} before")
+
+
+def settled(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+def test_nothing_is_left_of_a_group() -> None:
+    with RankPool(2, env={"HVD_TRANSPORT": "shm"}) as pool:
+        pool.run(make_and_drop_groups)
+    assert not [name for name in os.listdir("/dev/shm") if "hvd" in name]
+
+
+def idle_cpu() -> float:
+    """Seconds of CPU that a second of waiting takes, while the last rank is late."""
+    dist.barrier()
+    begin, start = time.process_time(), time.monotonic()
+    if dist.get_rank() == dist.get_world_size() - 1:
+        time.sleep(2)
+        begin = time.process_time()
+    dist.all_reduce(torch.ones(4))
+    return (time.process_time() - begin) / (time.monotonic() - start)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_waiting_burns_no_core(size: int) -> None:
+    with RankPool(size, env={"HVD_TRANSPORT": "shm"}) as pool:
+        pool.run(check_group)
+        assert max(pool.run(idle_cpu)) < 0.1
