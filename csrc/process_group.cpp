@@ -159,9 +159,11 @@ ProcessGroupHVD::WorkPtr ProcessGroupHVD::submit(
     Tensors results,
     std::vector<Collective> collectives,
     bool async) {
-  for (auto& collective : collectives) {
-    auto& signature = collective.signature;
-    signature.codec = codec_for(signature, compression_, size_);
+  if (!engine_->transport().shares_memory()) {
+    for (auto& collective : collectives) {
+      auto& signature = collective.signature;
+      signature.codec = codec_for(signature, compression_, size_);
+    }
   }
   // Alone, there is nobody to wait for.
   const bool caller_waits = !async || size_ == 1;

@@ -1,8 +1,9 @@
 """How tests meet ranks.
 
-`@pytest.mark.ranks(2, 3)` makes the body of a test run on every rank of pools of those sizes,
-instead of in pytest's process. A test that asks for the `pool` fixture under the same mark gets the
-pool itself. One pool lives at a time; the tests of a module are ordered so that each starts once.
+`@pytest.mark.ranks(2, 3)` makes the body of a test run on every rank of pools of those sizes, over
+every transport or those in `transports=[...]`, instead of in pytest's process. A test that asks for
+the `pool` fixture under the same mark gets the pool itself. One pool lives at a time; the tests of
+a module are ordered so that each starts once.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     mark = metafunc.definition.get_closest_marker("ranks")
     if mark is not None:
         backend = metafunc.config.getoption("--backend")
-        pools = [(backend, transport, size) for transport in TRANSPORTS for size in mark.args]
+        transports = mark.kwargs.get("transports", TRANSPORTS)
+        pools = [(backend, transport, size) for transport in transports for size in mark.args]
         ids = [f"{backend}-{transport}-{size}" for backend, transport, size in pools]
         metafunc.fixturenames.append("pool")
         metafunc.parametrize("pool", pools, ids=ids, indirect=True, scope="module")

@@ -20,7 +20,7 @@ from calls import check_group, expect_error
 from rows import reduce_op
 from training import batch, new_model
 
-pytestmark = pytest.mark.ranks(2, 3, 4)
+pytestmark = pytest.mark.ranks(2, 3, 4, transports=["gloo"])
 
 # Relative L2 error that one all_reduce may have, with the default blocks.
 BUDGET = {

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import torch_hvd
 from calls import check_group, cpu_backend
 from ranks import RankPool, bare_store
 from torch_hvd import _shm, _transport
@@ -154,6 +155,20 @@ def collectives_of_all_sizes() -> None:
         dist.all_gather_into_tensor(gathered, tensor)
         for peer, part in enumerate(gathered.chunk(size)):
             assert torch.all(part == peer + 1), count
+
+
+def exact_sums() -> None:
+    size = dist.get_world_size()
+    parts = [torch.randn(MB, generator=torch.Generator().manual_seed(r)) for r in range(size)]
+    tensor = parts[dist.get_rank()].clone()
+    with torch_hvd.compression("int4"):
+        dist.all_reduce(tensor)
+    assert torch.equal(tensor, sum(parts[1:], parts[0]))
+
+
+def test_nothing_is_compressed_inside_a_host() -> None:
+    with RankPool(2, env={"HVD_TRANSPORT": "shm", "HVD_COMPRESSION": "int8"}) as pool:
+        pool.run(exact_sums)
 
 
 @pytest.mark.parametrize("attach", ["0", "1"])

@@ -173,7 +173,7 @@ def fit(
 def contender_of(cell: Cell) -> str:
     if cell.codec == "gloo":
         return "gloo"
-    return f"hvd:compression={'none' if cell.codec == NAIVE else cell.codec}"
+    return f"hvd:transport=gloo,compression={'none' if cell.codec == NAIVE else cell.codec}"
 
 
 def require_alike(rank: Rank, network: nn.Module) -> None:

@@ -92,6 +92,11 @@ class Transport {
 
   virtual const char* name() const = 0;
 
+  /// Whether sending is no more than copying: then fewer bytes gain nothing.
+  virtual bool shares_memory() const {
+    return false;
+  }
+
   /// Sent in exchanges so far.
   uint64_t sent_bytes() const {
     return sent_bytes_;

@@ -42,6 +42,9 @@ class ShmTransport final : public Transport {
   const char* name() const override {
     return "shm";
   }
+  bool shares_memory() const override {
+    return true;
+  }
   RequestPtr exchange(
       const std::vector<Transfer>& sends,
       const std::vector<Transfer>& receives,
