@@ -10,7 +10,7 @@ class Options:
 
     Args:
         timeout: of its operations; c10d's `timeout=` argument takes precedence.
-        transport: "auto", or the name of the transport to use.
+        transport: "auto", "gloo" or "shm"; in force, also "none" for a group of one.
         fusion_threshold: bytes that all_reduces fused together may have; 0 turns fusion off.
         fusion_cutoff: bytes up to which an all_reduce is fused; a longer one travels alone.
         check: compare what the ranks call before every collective.
