@@ -29,12 +29,12 @@ void bind_shm(py::module_& module) {
   using Rank = ShmTransport::Rank;
   py::class_<Rank>(module, "ShmRank")
       .def(
-          py::init([](int segment, pid_t pid, int socket, bool reads_memory) {
-            return Rank{segment, pid, socket, reads_memory};
+          py::init([](int segment, pid_t pid, int life, bool reads_memory) {
+            return Rank{segment, pid, life, reads_memory};
           }),
           py::arg("segment"),
           py::arg("pid"),
-          py::arg("socket"),
+          py::arg("life"),
           py::arg("reads_memory"))
       .def_readonly("segment", &Rank::segment)
       .def_readonly("reads_memory", &Rank::reads_memory);

@@ -128,6 +128,22 @@ def test_suspended_rank() -> None:
     assert tensor[0] == dist.get_world_size()
 
 
+def dies_and_leaves_a_child() -> None:
+    """As one with data loaders does, which hold all of its file descriptors."""
+    dist.barrier()
+    if dist.get_rank() == 1:
+        if os.fork() == 0:
+            time.sleep(6)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    expect_error(lambda: dist.all_reduce(torch.ones(SMALL)), within=4)
+
+
+@pytest.mark.ranks(2, transports=["shm"])
+def test_killed_rank_with_children(pool: RankPool) -> None:
+    pool.run(dies_and_leaves_a_child, lost=[1])
+
+
 def leaves() -> None:
     dist.barrier()
     if dist.get_rank() == 1:

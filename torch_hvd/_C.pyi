@@ -91,11 +91,11 @@ class ShmRank:
     Args:
         segment: file descriptor of the memory that the rank makes; stays the caller's.
         pid: of its process as seen from here; -1 for this rank itself.
-        socket: connected to one that its process holds; taken over. -1 for this rank.
+        life: file descriptor that polls readable once it is gone; taken over. -1 for this rank.
         reads_memory: whether it can read the memory of this process.
     """
 
-    def __init__(self, segment: int, pid: int, socket: int, reads_memory: bool) -> None: ...
+    def __init__(self, segment: int, pid: int, life: int, reads_memory: bool) -> None: ...
     @property
     def segment(self) -> int: ...
     @property

@@ -62,6 +62,13 @@ class _Peer:
         self.rank, address, cookie = _HELLO.unpack(text)
         return address, cookie
 
+    def life(self) -> int:
+        """A file descriptor that polls readable once the process is gone."""
+        try:
+            return os.pidfd_open(self.pid)
+        except OSError:  # before Linux 5.3; a child of the process would keep this one open
+            return self.connection.detach()
+
     def agree(self, readable: bool) -> bool:
         """Tell whether its memory can be read from here; returns whether it can read ours."""
         self.connection.sendall(bytes([readable]))
@@ -97,8 +104,7 @@ def connect(store: Store, rank: int, size: int, timeout: timedelta) -> list[_C.S
         timeout: for connecting.
 
     Returns:
-        What `_C.ShmTransport` needs, by rank. It takes the sockets over; the segments are to be
-        closed once it is made.
+        What `_C.ProcessGroupHVD` needs, by rank. The segments are to be closed once it is made.
 
     Raises:
         RuntimeError: says which step failed on this rank, and why.
@@ -132,5 +138,6 @@ def _connect(store: Store, rank: int, size: int, timeout: timedelta) -> list[_C.
         readable[peer.rank] = cookie_read == theirs
     for peer in peers:
         reads_ours = peer.agree(readable[peer.rank])
-        ranks[peer.rank] = _C.ShmRank(peer.segment, peer.pid, peer.connection.detach(), reads_ours)
+        ranks[peer.rank] = _C.ShmRank(peer.segment, peer.pid, peer.life(), reads_ours)
+        peer.connection.close()
     return [ranks[peer] for peer in range(size)]

@@ -11,19 +11,19 @@
 
 namespace hvd::shm {
 
-Peers::Peers(std::vector<pid_t> pids, std::vector<int> sockets)
-    : pids_(std::move(pids)), sockets_(std::move(sockets)) {}
+Peers::Peers(std::vector<pid_t> pids, std::vector<int> lives)
+    : pids_(std::move(pids)), lives_(std::move(lives)) {}
 
 Peers::~Peers() {
-  for (const int socket : sockets_) {
-    if (socket >= 0) {
-      close(socket);
+  for (const int life : lives_) {
+    if (life >= 0) {
+      close(life);
     }
   }
 }
 
 bool Peers::is_gone(int peer) const {
-  pollfd look{sockets_[peer], POLLRDHUP, 0};
+  pollfd look{lives_[peer], POLLIN, 0};
   return poll(&look, 1, 0) > 0;
 }
 

@@ -13,9 +13,9 @@ namespace hvd::shm {
 /// Threads: every member may be called from any thread.
 class Peers {
  public:
-  /// By rank; this one's entries are -1. `sockets`: connected to a socket that
-  /// the peer holds open as long as it lives; taken over.
-  Peers(std::vector<pid_t> pids, std::vector<int> sockets);
+  /// By rank; this one's entries are -1. `lives`: file descriptors that poll()
+  /// finds readable once the peer is gone; taken over.
+  Peers(std::vector<pid_t> pids, std::vector<int> lives);
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
   ~Peers();
@@ -28,7 +28,7 @@ class Peers {
 
  private:
   const std::vector<pid_t> pids_;
-  const std::vector<int> sockets_;
+  const std::vector<int> lives_;
 };
 
 /// Copies up to `bytes` from a process's memory by cross-memory attach; false

@@ -127,7 +127,7 @@ void ShmTransport::initialise(int segment, int size) {
 ShmTransport::ShmTransport(int rank, const std::vector<Rank>& ranks)
     : Transport(rank, static_cast<int>(ranks.size())),
       segments_(map_segments(ranks)),
-      peers_(column(ranks, &Rank::pid), column(ranks, &Rank::socket)),
+      peers_(column(ranks, &Rank::pid), column(ranks, &Rank::life)),
       spin_(size() <= cores() ? kSpin : std::chrono::microseconds(0)),
       outbox_(rank, segments_, column(ranks, &Rank::reads_memory)) {}
 
@@ -344,8 +344,10 @@ void ShmTransport::check(const ShmRequest& request, bool look_for_dead) {
   }
   int gone = 0;
   for (int peer = 0; look_for_dead && peer < size(); ++peer) {
+    const bool has_left =
+        segments_[peer].head().state == SegmentHead::State::Left;
     // Its last letters may have come after the last look at them.
-    if (peer == rank() || !peers_.is_gone(peer) || progress() ||
+    if (peer == rank() || !(has_left || peers_.is_gone(peer)) || progress() ||
         mailbox_.next_readable()) {
       continue;
     }

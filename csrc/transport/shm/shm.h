@@ -28,7 +28,7 @@ class ShmTransport final : public Transport {
   struct Rank {
     int segment; ///< file descriptor, which stays the caller's
     pid_t pid; ///< -1 for this rank itself
-    int socket; ///< see shm::Peers
+    int life; ///< see shm::Peers
     bool reads_memory; ///< whether it can read this process's memory
   };
 
