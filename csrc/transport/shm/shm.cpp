@@ -253,7 +253,7 @@ void ShmTransport::wait(ShmRequest& request, Deadline deadline) {
       check(request, now >= next_look);
       if (now >= deadline) {
         timed_out_ = true;
-        throw TransportTimeout("shm: timed out");
+        throw TransportTimeout("shm: Timed out waiting for" + awaited(request));
       }
       next_look = now >= next_look ? now + kLookForDead : next_look;
       lock.unlock();
@@ -326,6 +326,16 @@ void ShmTransport::rest(uint32_t seen, Deadline until) {
     __builtin_ia32_pause();
 #endif
   }
+}
+
+std::string ShmTransport::awaited(const ShmRequest& request) const {
+  std::string ranks;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank() && (request.needs(peer) || request.needs_any())) {
+      ranks += (ranks.empty() ? " rank " : ", rank ") + std::to_string(peer);
+    }
+  }
+  return ranks;
 }
 
 void ShmTransport::check(const ShmRequest& request, bool look_for_dead) {

@@ -75,6 +75,7 @@ class ShmTransport final : public Transport {
   bool progress();
   void read_next_part(Lock& lock, shm::Receive& receive);
   void rest(uint32_t seen, Deadline until);
+  std::string awaited(const ShmRequest& request) const;
   void check(const ShmRequest& request, bool look_for_dead);
   void deliver_in_background();
 
