@@ -165,9 +165,7 @@ RequestPtr ShmTransport::start(
     KeyOf key_of) {
   auto request = std::make_unique<ShmRequest>(*this);
   Lock lock(mutex_);
-  if (aborted_) {
-    throw TransportError("shm: aborted");
-  }
+  check_open();
   for (const auto& [peer, buffer] : receives) {
     request->receives.push_back(
         std::make_shared<Receive>(key_of(buffer), peer, buffer));
@@ -250,7 +248,10 @@ void ShmTransport::wait(ShmRequest& request, Deadline deadline) {
       read_next_part(lock, *other);
     } else if (!moved) {
       const auto now = Clock::now();
-      check(request, now >= next_look);
+      check_open();
+      if (now >= next_look) {
+        check_living(request);
+      }
       if (now >= deadline) {
         timed_out_ = true;
         throw TransportTimeout("shm: Timed out waiting for" + awaited(request));
@@ -338,7 +339,7 @@ std::string ShmTransport::awaited(const ShmRequest& request) const {
   return ranks;
 }
 
-void ShmTransport::check(const ShmRequest& request, bool look_for_dead) {
+void ShmTransport::check_open() const {
   if (aborted_) {
     throw TransportError("shm: aborted");
   }
@@ -352,8 +353,11 @@ void ShmTransport::check(const ShmRequest& request, bool look_for_dead) {
       }
     }
   }
+}
+
+void ShmTransport::check_living(const ShmRequest& request) {
   int gone = 0;
-  for (int peer = 0; look_for_dead && peer < size(); ++peer) {
+  for (int peer = 0; peer < size(); ++peer) {
     const bool has_left =
         segments_[peer].head().state == SegmentHead::State::Left;
     // Its last letters may have come after the last look at them.

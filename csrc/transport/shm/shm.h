@@ -76,7 +76,10 @@ class ShmTransport final : public Transport {
   void read_next_part(Lock& lock, shm::Receive& receive);
   void rest(uint32_t seen, Deadline until);
   std::string awaited(const ShmRequest& request) const;
-  void check(const ShmRequest& request, bool look_for_dead);
+  /// Throws TransportError if some rank has given up, and all with it.
+  void check_open() const;
+  /// Throws TransportError if the request needs a rank that is gone.
+  void check_living(const ShmRequest& request);
   void deliver_in_background();
 
   const std::vector<shm::Segment> segments_;
