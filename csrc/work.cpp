@@ -63,6 +63,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkHVD::getFuture() {
     future_ = c10::make_intrusive<c10::ivalue::Future>(
         c10::ListType::create(c10::TensorType::get()));
     if (completed_) {
+      future_settled_ = true;
       complete(*future_, exception_, results_);
     }
   }
@@ -72,7 +73,8 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkHVD::getFuture() {
 std::function<void()> WorkHVD::conclude(std::exception_ptr error) {
   finish(error);
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!future_) {
+  // Between the two locks somebody may have asked for it, and found it done.
+  if (!future_ || std::exchange(future_settled_, true)) {
     return {};
   }
   return [future = future_, error = std::move(error), results = results_] {

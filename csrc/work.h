@@ -40,6 +40,7 @@ class WorkHVD : public c10d::Work {
  private:
   const std::vector<at::Tensor> results_;
   c10::intrusive_ptr<c10::ivalue::Future> future_; ///< guarded by mutex_
+  bool future_settled_ = false; ///< somebody completes it; guarded by mutex_
 };
 
 /// One or more collectives in the engine's queue.

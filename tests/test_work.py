@@ -49,6 +49,17 @@ def test_future(start: Start, count: int) -> None:
     work.wait()
 
 
+def test_future_asked_for_as_the_work_completes() -> None:
+    """It completes once, whoever is first."""
+    for turn in range(300):
+        work = dist.all_reduce(torch.ones(3), async_op=True)
+        end = time.perf_counter() + turn * 1e-6
+        while time.perf_counter() < end:
+            pass
+        assert work is not None
+        work.get_future().wait()
+
+
 @every_start
 @small_and_large
 def test_completion(start: Start, count: int) -> None:
