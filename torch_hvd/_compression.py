@@ -20,10 +20,7 @@ def compression(name: str) -> Iterator[None]:
     Raises:
         ValueError: another name.
     """
-    if name not in _settings.COMPRESSIONS:
-        raise ValueError(
-            f"compression is {name!r}; allowed is {' or '.join(_settings.COMPRESSIONS)}"
-        )
+    _settings.check_compression(name)
     before = _C.override_compression(name)
     try:
         yield

@@ -34,6 +34,12 @@ def _compression(text: str) -> str:
     return text
 
 
+def check_compression(name: str, allowed: tuple[str, ...] = COMPRESSIONS) -> None:
+    """Raise ValueError unless `name` is one of those allowed."""
+    if name not in allowed:
+        raise ValueError(f"compression is {name!r}; allowed is {' or '.join(allowed)}")
+
+
 def _block(text: str) -> int | None:
     if text == "auto":
         return None

@@ -32,10 +32,7 @@ def compress(name: str) -> Hook:
     Raises:
         ValueError: another name.
     """
-    if name not in _settings.COMPRESSIONS[1:]:
-        raise ValueError(
-            f"compression is {name!r}; allowed is {' or '.join(_settings.COMPRESSIONS[1:])}"
-        )
+    _settings.check_compression(name, _settings.COMPRESSIONS[1:])
 
     def hook(state: dist.ProcessGroup | None, bucket: dist.GradBucket) -> Future:
         group = state or dist.group.WORLD

@@ -15,10 +15,6 @@ namespace hvd {
 
 namespace {
 
-template <typename Element>
-constexpr bool kIsInteger =
-    std::is_same_v<Element, Int8> || std::is_same_v<Element, Int4>;
-
 HVD_TARGET inline __m256i words(uint32_t bits) {
   return _mm256_set1_epi32(static_cast<int32_t>(bits));
 }

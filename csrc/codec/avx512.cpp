@@ -19,10 +19,6 @@ namespace hvd {
 
 namespace {
 
-template <typename Element>
-constexpr bool kIsInteger =
-    std::is_same_v<Element, Int8> || std::is_same_v<Element, Int4>;
-
 /// A select by bits, as an operand of vpternlog: c ? a : b.
 constexpr int kSelect = 0xe4;
 

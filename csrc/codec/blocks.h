@@ -25,6 +25,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 namespace hvd {
@@ -33,6 +34,10 @@ namespace {
 
 struct Half;
 struct BFloat16;
+
+template <typename Element>
+constexpr bool kIsInteger =
+    std::is_same_v<Element, Int8> || std::is_same_v<Element, Int4>;
 
 /// How decoded values get to `out`: in place of what is there; past the caches,
 /// if the address is a multiple of 64; added to what is there.

@@ -20,11 +20,6 @@ bool is_gradient_like(const Signature& signature) {
   return signature.verb == Verb::Allreduce && adds && rounds;
 }
 
-bool has_scales(Compression compression) {
-  return compression != Compression::None && compression != Compression::Fp16 &&
-      compression != Compression::Bf16;
-}
-
 } // namespace
 
 Codec make_codec(Compression compression, const CompressionSettings& settings) {
@@ -32,7 +27,7 @@ Codec make_codec(Compression compression, const CompressionSettings& settings) {
   Codec codec;
   codec.compression = compression;
   codec.error_feedback = settings.error_feedback.value_or(coarse);
-  if (has_scales(compression)) {
+  if (compression != Compression::None && !is_cast(compression)) {
     codec.block = settings.block.value_or(coarse ? 32 : 128);
   }
   return codec;

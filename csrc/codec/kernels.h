@@ -17,33 +17,25 @@ namespace hvd {
 /// scales. Threads: pure functions.
 struct Kernels {
   struct Format {
+    using Decode = void (*)(
+        const uint8_t* values,
+        const uint8_t* scales,
+        int64_t count,
+        int64_t block,
+        float* out);
+
     void (*encode)(
         const float* in,
         int64_t count,
         int64_t block,
         uint8_t* values,
         uint8_t* scales);
-    void (*decode)(
-        const uint8_t* values,
-        const uint8_t* scales,
-        int64_t count,
-        int64_t block,
-        float* out);
+    Decode decode;
     /// The same, past the caches: for an `out` that is larger than they are and
     /// begins at a multiple of 64.
-    void (*decode_stream)(
-        const uint8_t* values,
-        const uint8_t* scales,
-        int64_t count,
-        int64_t block,
-        float* out);
+    Decode decode_stream;
     /// out += decoded
-    void (*decode_add)(
-        const uint8_t* values,
-        const uint8_t* scales,
-        int64_t count,
-        int64_t block,
-        float* out);
+    Decode decode_add;
   };
 
   const char* name;

@@ -12,10 +12,6 @@ inline int64_t round_up(int64_t value, int64_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 
-inline bool is_cast(Compression compression) {
-  return compression == Compression::Fp16 || compression == Compression::Bf16;
-}
-
 /// Where the bytes of one message are, by the values it holds.
 class Message {
  public:

@@ -129,7 +129,7 @@ class Pieces {
  private:
   /// Whole blocks.
   void decode_by(
-      decltype(Kernels::Format::decode) kernel,
+      Kernels::Format::Decode kernel,
       const Message& from,
       int64_t begin,
       int64_t n,

@@ -26,6 +26,11 @@ std::optional<Compression> compression_named(const std::string& name);
 /// All names, for messages: "none, fp16, ... or int4".
 std::string compression_names();
 
+/// Whether it is a float of 16 bits, which needs no scales.
+inline bool is_cast(Compression compression) {
+  return compression == Compression::Fp16 || compression == Compression::Bf16;
+}
+
 /// A compression and its parameters; alike on all ranks. fp16 and bf16 are
 /// casts; fp8, int8 and int4 have a scale for each block of values, whose
 /// number is a power of two from 32 to 1024.

@@ -131,12 +131,9 @@ ShmTransport::ShmTransport(int rank, const std::vector<Rank>& ranks)
       spin_(size() <= cores() ? kSpin : std::chrono::microseconds(0)),
       outbox_(rank, segments_, column(ranks, &Rank::reads_memory)) {}
 
-ShmTransport::~ShmTransport() {
-  // What others have yet to read from this process they must read now.
-  const auto latest = Clock::now() + std::chrono::seconds(1);
-  Lock lock(mutex_);
-  while (!aborted_ && (outbox_.is_waiting() || outbox_.is_read_from()) &&
-         Clock::now() < latest) {
+template <typename Condition>
+void ShmTransport::deliver_while(Lock& lock, Condition condition) {
+  while (!aborted_ && condition()) {
     const uint32_t seen = bell().strikes();
     if (!progress()) {
       lock.unlock();
@@ -144,6 +141,16 @@ ShmTransport::~ShmTransport() {
       lock.lock();
     }
   }
+}
+
+ShmTransport::~ShmTransport() {
+  // What others have yet to read from this process they must read now.
+  const auto latest = Clock::now() + std::chrono::seconds(1);
+  Lock lock(mutex_);
+  deliver_while(lock, [&] {
+    return (outbox_.is_waiting() || outbox_.is_read_from()) &&
+        Clock::now() < latest;
+  });
   closing_ = true;
   lock.unlock();
   if (delivery_.joinable()) {
@@ -386,14 +393,7 @@ void ShmTransport::deliver_in_background() {
   delivering_ = true;
   delivery_ = std::thread([this] {
     Lock lock(mutex_);
-    while (outbox_.is_waiting() && !aborted_ && !closing_) {
-      const uint32_t seen = bell().strikes();
-      if (!progress()) {
-        lock.unlock();
-        bell().wait(seen, Clock::now() + kLookForRoom);
-        lock.lock();
-      }
-    }
+    deliver_while(lock, [&] { return outbox_.is_waiting() && !closing_; });
     delivering_ = false;
   });
 }

@@ -80,6 +80,9 @@ class ShmTransport final : public Transport {
   void check_open() const;
   /// Throws TransportError if the request needs a rank that is gone.
   void check_living(const ShmRequest& request);
+  /// Sees to what is under way while `condition()`, called with the lock.
+  template <typename Condition>
+  void deliver_while(Lock& lock, Condition condition);
   void deliver_in_background();
 
   const std::vector<shm::Segment> segments_;
