@@ -15,12 +15,13 @@ class Allreduce final : public Running {
       : transport_(transport),
         lane_(first_lane(collective)),
         outputs_(shards(flat(collective.outputs[0]), transport.size())),
+        elements_(segment_elements(outputs_[0], transport)),
         reduction_(
             shards(flat(collective.inputs[0]), transport.size()),
             collective.signature.op,
             transport,
             lane_) {
-    const int64_t count = segment_count(outputs_);
+    const int64_t count = segment_count(outputs_, elements_);
     for (int64_t index = 0; index < count; ++index) {
       receives_.push_back(receive(index));
     }
@@ -44,14 +45,14 @@ class Allreduce final : public Running {
     std::vector<Transfer> receives;
     for (int peer = 0; peer < transport_.size(); ++peer) {
       if (peer != transport_.rank()) {
-        receives.push_back({peer, segment(outputs_[peer], index)});
+        receives.push_back({peer, segment(outputs_[peer], index, elements_)});
       }
     }
     return transport_.exchange({}, receives, lane_.next_stage());
   }
 
   RequestPtr send(int64_t index) {
-    const auto own = segment(outputs_[transport_.rank()], index);
+    const auto own = segment(outputs_[transport_.rank()], index, elements_);
     std::vector<Transfer> sends;
     for (int peer = 0; peer < transport_.size(); ++peer) {
       if (peer != transport_.rank()) {
@@ -64,6 +65,7 @@ class Allreduce final : public Running {
   Transport& transport_;
   const Lane lane_;
   const std::vector<at::Tensor> outputs_;
+  const int64_t elements_; ///< of a segment
   ShardReduction reduction_;
   std::vector<RequestPtr> receives_;
   std::vector<RequestPtr> sends_;

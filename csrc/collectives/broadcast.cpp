@@ -19,17 +19,18 @@ class Broadcast final : public Running {
                 collective.inputs.empty() ? collective.outputs[0]
                                           : collective.inputs[0]),
             transport.size())),
-        count_(segment_count(shards_)) {
+        elements_(segment_elements(shards_[0], transport)),
+        count_(segment_count(shards_, elements_)) {
     const int rank = transport.rank();
     for (int64_t index = 0; index < count_; ++index) {
       std::vector<Transfer> sends;
       std::vector<Transfer> receives;
       if (rank != root_) {
-        receives.push_back({root_, segment(shards_[rank], index)});
+        receives.push_back({root_, segment(shards_[rank], index, elements_)});
       }
       for (int peer = 0; rank == root_ && peer < transport.size(); ++peer) {
         if (peer != root_) {
-          sends.push_back({peer, segment(shards_[peer], index)});
+          sends.push_back({peer, segment(shards_[peer], index, elements_)});
         }
       }
       scattered_.push_back(transport.exchange(sends, receives, lane_));
@@ -61,10 +62,10 @@ class Broadcast final : public Running {
         continue;
       }
       if (rank != root_) {
-        receives.push_back({peer, segment(shards_[peer], index)});
+        receives.push_back({peer, segment(shards_[peer], index, elements_)});
       }
       if (peer != root_) {
-        sends.push_back({peer, segment(shards_[rank], index)});
+        sends.push_back({peer, segment(shards_[rank], index, elements_)});
       }
     }
     return transport_.exchange(sends, receives, lane_.next_stage());
@@ -74,6 +75,7 @@ class Broadcast final : public Running {
   const Lane lane_;
   const int root_;
   const std::vector<at::Tensor> shards_;
+  const int64_t elements_; ///< of a segment
   const int64_t count_;
   std::vector<RequestPtr> scattered_;
   std::vector<RequestPtr> passed_on_;

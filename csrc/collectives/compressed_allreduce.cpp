@@ -17,8 +17,7 @@ namespace {
 constexpr int64_t kSegment = 256 * 1024;
 
 at::Tensor nth_segment(const at::Tensor& shard, int64_t index) {
-  const int64_t begin = std::min(index * kSegment, shard.numel());
-  return shard.narrow(0, begin, std::min(kSegment, shard.numel() - begin));
+  return segment(shard, index, kSegment);
 }
 
 std::vector<int> all_but(int rank, int size) {
@@ -63,8 +62,8 @@ class CompressedAllreduce final : public Running {
         peers_(all_but(transport.rank(), transport.size())),
         inputs_(cut(flat(collective.inputs[0]))),
         outputs_(cut(flat(collective.outputs[0]))),
-        count_((inputs_[0].numel() + kSegment - 1) / kSegment),
-        ahead_(std::min(count_, segments_ahead(transport.size()))) {
+        count_(segment_count(inputs_, kSegment)),
+        ahead_(std::min(count_, transport.segments_ahead())) {
     if (collective.residual) {
       feed_back(*collective.residual);
     }

@@ -1,5 +1,7 @@
 #include "collectives/reduce.h"
 
+#include "codec/kernels.h"
+
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
 #include <c10/util/Half.h>
@@ -18,18 +20,59 @@ namespace {
 /// Elements folded at a time: accumulators stay in the first-level cache.
 constexpr int64_t kBlock = 1024;
 
+/// What elements are folded in, and the codec that widens them to it.
 template <typename T>
-struct Accumulator {
+struct Accumulation {
   using type = T;
 };
 template <>
-struct Accumulator<c10::Half> {
+struct Accumulation<c10::Half> {
   using type = float;
+  static constexpr auto kCast = Compression::Fp16;
 };
 template <>
-struct Accumulator<c10::BFloat16> {
+struct Accumulation<c10::BFloat16> {
   using type = float;
+  static constexpr auto kCast = Compression::Bf16;
 };
+
+template <typename T>
+using Accumulator = typename Accumulation<T>::type;
+
+template <typename T>
+constexpr bool kIsWidened = !std::is_same_v<Accumulator<T>, T>;
+
+// The codec's kernels take multiples of this.
+constexpr int64_t kUnit = 32;
+
+/// `from` as accumulators: itself, or widened into `room`.
+template <typename T>
+const Accumulator<T>* widen(
+    const T* from,
+    int64_t count,
+    std::array<Accumulator<T>, kBlock>& room) {
+  if constexpr (kIsWidened<T>) {
+    const int64_t whole = count - count % kUnit;
+    const auto* bytes = reinterpret_cast<const uint8_t*>(from);
+    kernels()[Accumulation<T>::kCast].decode(
+        bytes, nullptr, whole, kUnit, room.data());
+    std::copy(from + whole, from + count, room.begin() + whole);
+    return room.data();
+  } else {
+    return from;
+  }
+}
+
+template <typename T>
+void narrow(const Accumulator<T>* from, int64_t count, T* to) {
+  int64_t done = 0;
+  if constexpr (kIsWidened<T>) {
+    done = count - count % kUnit;
+    auto* bytes = reinterpret_cast<uint8_t*>(to);
+    kernels()[Accumulation<T>::kCast].encode(from, done, kUnit, bytes, nullptr);
+  }
+  std::copy(from + done, from + count, to + done);
+}
 
 /// NaN wins, as in torch.minimum and torch.maximum.
 struct Min {
@@ -52,44 +95,37 @@ void fold(
     int64_t count,
     Fold op,
     int divisor) {
-  using Acc = typename Accumulator<T>::type;
+  using Acc = Accumulator<T>;
   const auto source = [&](size_t rank) {
     return static_cast<const T*>(sources[rank]);
   };
-  const auto combine = [op](Acc a, T b) {
-    return static_cast<Acc>(op(a, static_cast<Acc>(b)));
-  };
-  if (std::is_same_v<Acc, T> && sources.size() == 2 && divisor == 1) {
-    const T* a = source(0);
-    const T* b = source(1);
-    T* to = static_cast<T*>(out);
-    for (int64_t i = 0; i < count; ++i) {
-      to[i] = static_cast<T>(combine(static_cast<Acc>(a[i]), b[i]));
+  const auto combine = [op](const Acc* a, const Acc* b, int64_t n, Acc* to) {
+    for (int64_t i = 0; i < n; ++i) {
+      to[i] = static_cast<Acc>(op(a[i], b[i]));
     }
-    return;
+  };
+  if constexpr (!kIsWidened<T>) {
+    if (sources.size() == 2 && divisor == 1) {
+      combine(source(0), source(1), count, static_cast<T*>(out));
+      return;
+    }
   }
   std::array<Acc, kBlock> acc;
+  std::array<Acc, kBlock> room;
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t n = std::min(kBlock, count - begin);
-    const T* first = source(0) + begin;
-    for (int64_t i = 0; i < n; ++i) {
-      acc[i] = static_cast<Acc>(first[i]);
-    }
+    const Acc* folded = widen(source(0) + begin, n, acc);
     for (size_t r = 1; r < sources.size(); ++r) {
-      const T* next = source(r) + begin;
-      for (int64_t i = 0; i < n; ++i) {
-        acc[i] = combine(acc[i], next[i]);
-      }
+      combine(folded, widen(source(r) + begin, n, room), n, acc.data());
+      folded = acc.data();
     }
     if (divisor != 1) {
       for (int64_t i = 0; i < n; ++i) {
-        acc[i] = static_cast<Acc>(acc[i] / static_cast<Acc>(divisor));
+        acc[i] = static_cast<Acc>(folded[i] / static_cast<Acc>(divisor));
       }
+      folded = acc.data();
     }
-    T* to = static_cast<T*>(out) + begin;
-    for (int64_t i = 0; i < n; ++i) {
-      to[i] = static_cast<T>(acc[i]);
-    }
+    narrow(folded, n, static_cast<T*>(out) + begin);
   }
 }
 

@@ -18,6 +18,7 @@ class Reduce final : public Running {
         lane_(first_lane(collective)),
         root_(collective.signature.root),
         inputs_(shards(flat(collective.inputs[0]), transport.size())),
+        elements_(segment_elements(inputs_[0], transport)),
         reduction_(inputs_, collective.signature.op, transport, lane_) {
     if (transport.rank() == root_) {
       outputs_ = shards(flat(collective.outputs[0]), transport.size());
@@ -33,11 +34,11 @@ class Reduce final : public Running {
       std::vector<Transfer> sends;
       std::vector<Transfer> receives;
       if (!is_root) {
-        sends.push_back({root_, segment(folded, index)});
+        sends.push_back({root_, segment(folded, index, elements_)});
       }
       for (int peer = 0; is_root && peer < transport_.size(); ++peer) {
         if (peer != root_) {
-          receives.push_back({peer, segment(outputs_[peer], index)});
+          receives.push_back({peer, segment(outputs_[peer], index, elements_)});
         }
       }
       to_root_.push_back(
@@ -55,6 +56,7 @@ class Reduce final : public Running {
   const int root_;
   const std::vector<at::Tensor> inputs_;
   std::vector<at::Tensor> outputs_; ///< on the root
+  const int64_t elements_; ///< of a segment
   ShardReduction reduction_;
   std::vector<RequestPtr> to_root_;
 };

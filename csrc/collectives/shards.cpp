@@ -6,18 +6,6 @@
 
 namespace hvd {
 
-namespace {
-
-// Long enough that the cost of a message does not show: with 256 KB an
-// all_reduce of 16 MB took up to a quarter longer.
-constexpr int64_t kSegmentBytes = 1024 * 1024;
-
-int64_t segment_elements(const at::Tensor& tensor) {
-  return kSegmentBytes / static_cast<int64_t>(tensor.element_size());
-}
-
-} // namespace
-
 at::Tensor flat(const at::Tensor& tensor) {
   return tensor.view({-1});
 }
@@ -41,23 +29,21 @@ std::vector<at::Tensor> shards(
   return result;
 }
 
-at::Tensor segment(const at::Tensor& shard, int64_t index) {
-  const int64_t elements = segment_elements(shard);
+at::Tensor segment(const at::Tensor& shard, int64_t index, int64_t elements) {
   const int64_t begin = std::min(index * elements, shard.numel());
   return shard.narrow(0, begin, std::min(elements, shard.numel() - begin));
 }
 
-int64_t segment_count(const std::vector<at::Tensor>& shards) {
+int64_t segment_count(const std::vector<at::Tensor>& shards, int64_t elements) {
   int64_t count = 0;
   for (const auto& shard : shards) {
-    const int64_t elements = segment_elements(shard);
     count = std::max(count, (shard.numel() + elements - 1) / elements);
   }
   return count;
 }
 
-int64_t segments_ahead(int size) {
-  return std::clamp(16 / std::max(size - 1, 1), 2, 8);
+int64_t segment_elements(const at::Tensor& like, const Transport& transport) {
+  return transport.segment_bytes() / static_cast<int64_t>(like.element_size());
 }
 
 void wait_all(const std::vector<RequestPtr>& requests, Deadline deadline) {
@@ -75,15 +61,16 @@ ShardReduction::ShardReduction(
       op_(op),
       transport_(transport),
       lane_(lane),
-      count_(segment_count(shards_)) {
-  while (posted_ < std::min(count_, segments_ahead(transport.size()))) {
+      elements_(segment_elements(shards_[0], transport)),
+      count_(segment_count(shards_, elements_)) {
+  while (posted_ < std::min(count_, transport.segments_ahead())) {
     post_receive();
   }
   for (int64_t index = 0; index < count_; ++index) {
     std::vector<Transfer> sends;
     for (int peer = 0; peer < transport_.size(); ++peer) {
       if (peer != transport_.rank()) {
-        sends.push_back({peer, segment(shards_[peer], index)});
+        sends.push_back({peer, segment(shards_[peer], index, elements_)});
       }
     }
     sends_.push_back(transport_.exchange(sends, {}, lane_));
@@ -91,14 +78,15 @@ ShardReduction::ShardReduction(
 }
 
 void ShardReduction::post_receive() {
-  const auto own = segment(shards_[transport_.rank()], posted_++);
+  const auto own = segment(shards_[transport_.rank()], posted_++, elements_);
   Arrival arrival;
   std::vector<Transfer> receives;
   for (int peer = 0; peer < transport_.size(); ++peer) {
     if (peer == transport_.rank()) {
       arrival.pieces.push_back(own);
     } else {
-      arrival.buffers.push_back(transport_.scratch().lend(kSegmentBytes));
+      arrival.buffers.push_back(
+          transport_.scratch().lend(transport_.segment_bytes()));
       arrival.pieces.push_back(arrival.buffers.back().as(own));
       receives.push_back({peer, arrival.pieces.back()});
     }
@@ -123,7 +111,7 @@ void ShardReduction::finish(
     for (const auto& piece : arrival.pieces) {
       sources.push_back(piece.const_data_ptr());
     }
-    const auto to = segment(out, index);
+    const auto to = segment(out, index, elements_);
     reduce_in_order(
         to.scalar_type(), op_, sources, to.mutable_data_ptr(), to.numel());
     folded(index);

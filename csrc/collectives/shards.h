@@ -19,17 +19,15 @@ std::vector<at::Tensor> shards(
     int size,
     int64_t unit = 1);
 
-/// Large shards travel in segments, so that folding one hides behind the
-/// transfer of the next. Segment `index` of a flat tensor; empty past its end.
-at::Tensor segment(const at::Tensor& shard, int64_t index);
+/// Segment `index` of a flat tensor cut into segments of so many elements;
+/// empty past its end.
+at::Tensor segment(const at::Tensor& shard, int64_t index, int64_t elements);
 
 /// Segments of the longest of these shards.
-int64_t segment_count(const std::vector<at::Tensor>& shards);
+int64_t segment_count(const std::vector<at::Tensor>& shards, int64_t elements);
 
-/// How many segments a rank posts receives for ahead of the one that it waits
-/// for: enough that a sender has the notice of the receive before it has the
-/// data, and with many ranks not more memory than that needs.
-int64_t segments_ahead(int size);
+/// Elements of a segment of such a tensor.
+int64_t segment_elements(const at::Tensor& like, const Transport& transport);
 
 /// Waits for all of them.
 void wait_all(const std::vector<RequestPtr>& requests, Deadline deadline);
@@ -47,8 +45,8 @@ class ShardReduction {
       const Lane& lane);
 
   /// Folds every rank's shard for this rank into `out`, which may be this
-  /// rank's own shard, and calls `folded(index)` after each of
-  /// segment_count(shards) segments.
+  /// rank's own shard, and calls `folded(index)` after each
+  /// segment.
   void finish(
       Deadline deadline,
       const at::Tensor& out,
@@ -67,6 +65,7 @@ class ShardReduction {
   const ReduceOp op_;
   Transport& transport_;
   const Lane lane_;
+  const int64_t elements_; ///< of a segment
   const int64_t count_;
   std::vector<RequestPtr> sends_;
   int64_t posted_ = 0; ///< segments whose receive is posted
