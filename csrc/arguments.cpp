@@ -1,11 +1,10 @@
 #include "arguments.h"
 
-#include "collectives/reduce.h"
+#include "checks.h"
 #include "collectives/shards.h"
 
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -14,95 +13,6 @@
 namespace hvd {
 
 namespace {
-
-void check_host(const char* verb, const at::Tensor& tensor) {
-  TORCH_CHECK(
-      tensor.device().is_cpu(),
-      "hvd: ",
-      verb,
-      " of a tensor on ",
-      tensor.device(),
-      "; the transports of this version move tensors on cpu. For the others, "
-      "name their backend too, as in \"cpu:hvd,cuda:nccl\"");
-}
-
-void check_dense(const char* verb, const at::Tensor& tensor) {
-  check_host(verb, tensor);
-  TORCH_CHECK(
-      tensor.layout() == at::kStrided,
-      "hvd: ",
-      verb,
-      " of a tensor with layout ",
-      tensor.layout(),
-      "; it takes dense tensors (all_reduce also sparse COO ones)");
-}
-
-void check_dtype(
-    Verb verb,
-    const at::Tensor& tensor,
-    const at::Tensor& expected) {
-  check_dense(name(verb), tensor);
-  TORCH_CHECK(
-      tensor.scalar_type() == expected.scalar_type(),
-      "hvd: ",
-      name(verb),
-      " of tensors of different dtypes, ",
-      c10::getDtypeNames(expected.scalar_type()).first,
-      " and ",
-      c10::getDtypeNames(tensor.scalar_type()).first,
-      "; all must be the same");
-}
-
-void check_numel(
-    Verb verb,
-    const char* what,
-    const at::Tensor& tensor,
-    int64_t expected) {
-  TORCH_CHECK(
-      tensor.numel() == expected,
-      "hvd: ",
-      name(verb),
-      ": ",
-      what,
-      " has ",
-      tensor.numel(),
-      " elements (shape ",
-      tensor.sizes(),
-      ") where ",
-      expected,
-      " are needed");
-}
-
-void check_count(Verb verb, const char* what, size_t count, int size) {
-  TORCH_CHECK(
-      count == static_cast<size_t>(size),
-      "hvd: ",
-      name(verb),
-      ": ",
-      count,
-      " ",
-      what,
-      " in a group of ",
-      size,
-      " ranks; there must be one per rank");
-}
-
-void check_op(Verb verb, at::ScalarType dtype, ReduceOp op) {
-  if (op == c10d::ReduceOp::PREMUL_SUM) {
-    op = c10d::ReduceOp::AVG; // like it, a factor needs a field
-  }
-  TORCH_CHECK(
-      can_reduce(dtype, op),
-      "hvd: ",
-      name(verb),
-      " with ReduceOp.",
-      name(op),
-      " is not defined on ",
-      c10::getDtypeNames(dtype).first,
-      " tensors. SUM and PRODUCT take all but 8-bit floating point; AVG and "
-      "PREMUL_SUM floating point and complex; MIN and MAX all real numbers; "
-      "BAND, BOR and BXOR integers and bool");
-}
 
 at::Tensor contiguous_like(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(), tensor.options());

@@ -7,6 +7,7 @@
 #include "codec_bindings.h"
 #include "holder.h"
 #include "process_group.h"
+#include "registry.h"
 #include "transport/gloo.h"
 #include "shm_bindings.h"
 #include "transport/shm/shm.h"
@@ -160,7 +161,7 @@ PYBIND11_MODULE(_C, m) {
 
   m.def(
       "shutdown_all",
-      &hvd::ProcessGroupHVD::shutdown_all,
+      [] { hvd::Registry::instance().shutdown_all(); },
       py::call_guard<py::gil_scoped_release>());
 
   m.def(
@@ -175,7 +176,7 @@ PYBIND11_MODULE(_C, m) {
 
   m.def("statistics", [] {
     py::list groups;
-    for (const auto& statistics : hvd::ProcessGroupHVD::statistics()) {
+    for (const auto& statistics : hvd::Registry::instance().statistics()) {
       groups.append(as_dict(*statistics));
     }
     return groups;

@@ -1,94 +1,14 @@
 #include "process_group.h"
 
 #include "monitored_barrier.h"
+#include "registry.h"
 #include "work.h"
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-#include <mutex>
-
 namespace hvd {
 
 namespace {
-
-/// Every engine of the process, and what they have counted.
-class Registry {
- public:
-  static Registry& instance() {
-    // Never destroyed: groups may outlive static destructors.
-    static Registry& registry = *std::make_unique<Registry>().release();
-    return registry;
-  }
-
-  void add(const std::shared_ptr<Engine>& engine) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    engines_.erase(
-        std::remove_if(
-            engines_.begin(),
-            engines_.end(),
-            [](const auto& e) { return e.expired(); }),
-        engines_.end());
-    engines_.push_back(engine);
-  }
-
-  std::vector<std::weak_ptr<Engine>> engines() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return engines_;
-  }
-
-  std::shared_ptr<Statistics> add_statistics(
-      const std::string& group,
-      const std::vector<double>& edges) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return statistics_.emplace_back(std::make_shared<Statistics>(group, edges));
-  }
-
-  std::vector<std::shared_ptr<Statistics>> statistics() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return statistics_;
-  }
-
-  /// In a forked child: holds an engine whose threads do not exist for ever.
-  void bury(std::shared_ptr<Engine> engine) {
-    buried_.push_back(std::move(engine));
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::weak_ptr<Engine>> engines_;
-  std::vector<std::shared_ptr<Statistics>> statistics_;
-  std::vector<std::shared_ptr<Engine>> buried_;
-};
-
-Engine::Settings settings(const Options& options, int size) {
-  // Beside the latency of two stages, sending everything to everyone costs
-  // (n - 1)(1 - 2 / n) times the tensor: nothing for two ranks, much for many.
-  constexpr int64_t kLongestFrame = 64 * 1024;
-  constexpr int64_t kFrameOfAllRanks = 256 * 1024;
-  Engine::Settings settings;
-  settings.limits.frame = std::min(kLongestFrame, kFrameOfAllRanks / size);
-  settings.limits.cutoff = options.fusion_cutoff.value();
-  settings.check = options.check.value();
-  const auto duration = [](double seconds) {
-    return std::chrono::duration_cast<Clock::duration>(
-        std::chrono::duration<double>(seconds));
-  };
-  settings.stall_check = duration(options.stall_check_time.value());
-  settings.stall_shutdown = duration(options.stall_shutdown_time.value());
-  // Checked one at a time, a collective that is wrong spoils no other.
-  settings.limits.fusion_threshold =
-      settings.check ? 0 : options.fusion_threshold.value();
-  return settings;
-}
-
-CompressionSettings compression_settings(const Options& options) {
-  return {
-      compression_named(options.compression.value()).value(),
-      options.compression_min_bytes.value(),
-      options.block,
-      options.error_feedback};
-}
 
 void check_lists(const char* verb, size_t count, size_t expected) {
   TORCH_CHECK(
@@ -133,7 +53,7 @@ ProcessGroupHVD::ProcessGroupHVD(
               std::move(transport),
               Witness(store_, rank_, size_, group_),
               Registry::instance().add_statistics(group_, stats_edges),
-              settings(*options_, size_))) {
+              engine_settings(*options_, size_))) {
   Registry::instance().add(engine_);
 }
 
@@ -555,18 +475,6 @@ void ProcessGroupHVD::shutdown() {
 
 void ProcessGroupHVD::abort() {
   engine_->abort("hvd: process group " + group_ + " was aborted");
-}
-
-void ProcessGroupHVD::shutdown_all() {
-  for (const auto& weak : Registry::instance().engines()) {
-    if (const auto engine = weak.lock()) {
-      engine->shutdown();
-    }
-  }
-}
-
-std::vector<std::shared_ptr<Statistics>> ProcessGroupHVD::statistics() {
-  return Registry::instance().statistics();
 }
 
 } // namespace hvd

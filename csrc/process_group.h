@@ -4,44 +4,14 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "arguments.h"
-#include "codec/choice.h"
 #include "engine/engine.h"
+#include "options.h"
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 namespace hvd {
-
-/// What `pg_options=torch_hvd.Options(...)` sets for one process group.
-struct Options : c10d::Backend::Options {
-  explicit Options(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
-      : c10d::Backend::Options("hvd", timeout) {}
-
-  // Overrides Backend::Options::clone, which torch has from 2.14 on.
-  c10::intrusive_ptr<c10d::Backend::Options> clone() const {
-    return c10::make_intrusive<Options>(*this);
-  }
-
-  /// "auto", or the name of the one transport to use.
-  std::string transport = "auto";
-
-  // Python gives a value to what is unset, from the environment. The same on
-  // every rank.
-  std::optional<int64_t> fusion_threshold; ///< bytes, see Limits
-  std::optional<int64_t> fusion_cutoff; ///< bytes, see Limits
-  std::optional<bool> check; ///< see Engine::Settings
-  // See CompressionSettings.
-  std::optional<std::string> compression;
-  std::optional<int64_t> compression_min_bytes;
-  std::optional<int32_t> block;
-  std::optional<bool> error_feedback;
-
-  // These may differ from rank to rank. In seconds.
-  std::optional<double> stall_check_time;
-  std::optional<double> stall_shutdown_time;
-};
 
 /// The c10d backend "hvd": checks and translates the calls of c10d; the engine
 /// does the rest. c10d's older names of the verbs are overridden, because torch
@@ -131,12 +101,6 @@ class ProcessGroupHVD final : public c10d::Backend {
 
   void shutdown() override;
   void abort() override;
-
-  /// Shuts down every group of this process that is still open.
-  static void shutdown_all();
-
-  /// Of every group that this process has made.
-  static std::vector<std::shared_ptr<Statistics>> statistics();
 
  private:
   Arguments arguments(std::chrono::milliseconds timeout) const;

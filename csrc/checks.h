@@ -1,0 +1,36 @@
+#pragma once
+
+#include "common/collective.h"
+
+#include <ATen/core/Tensor.h>
+
+namespace hvd {
+
+/// What may be wrong with an argument of a c10d call. Each throws an error that
+/// echoes what was given and says what is allowed. `verb`: as users know it.
+
+/// On the CPU.
+void check_host(const char* verb, const at::Tensor& tensor);
+
+/// The same, and dense.
+void check_dense(const char* verb, const at::Tensor& tensor);
+
+/// The same, and of the dtype of `expected`.
+void check_dtype(
+    Verb verb,
+    const at::Tensor& tensor,
+    const at::Tensor& expected);
+
+void check_numel(
+    Verb verb,
+    const char* what,
+    const at::Tensor& tensor,
+    int64_t expected);
+
+/// One of `what` for each of `size` ranks.
+void check_count(Verb verb, const char* what, size_t count, int size);
+
+/// Whether the operation is defined on numbers of the dtype.
+void check_op(Verb verb, at::ScalarType dtype, ReduceOp op);
+
+} // namespace hvd

@@ -1,0 +1,44 @@
+#include "registry.h"
+
+namespace hvd {
+
+Registry& Registry::instance() {
+  // Never destroyed: groups may outlive static destructors.
+  static Registry& registry = *std::make_unique<Registry>().release();
+  return registry;
+}
+
+void Registry::add(const std::shared_ptr<Engine>& engine) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::erase_if(engines_, [](const auto& each) { return each.expired(); });
+  engines_.push_back(engine);
+}
+
+std::shared_ptr<Statistics> Registry::add_statistics(
+    const std::string& group,
+    const std::vector<double>& edges) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return statistics_.emplace_back(std::make_shared<Statistics>(group, edges));
+}
+
+std::vector<std::shared_ptr<Statistics>> Registry::statistics() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return statistics_;
+}
+
+void Registry::shutdown_all() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto engines = engines_;
+  lock.unlock();
+  for (const auto& weak : engines) {
+    if (const auto engine = weak.lock()) {
+      engine->shutdown();
+    }
+  }
+}
+
+void Registry::bury(std::shared_ptr<Engine> engine) {
+  buried_.push_back(std::move(engine));
+}
+
+} // namespace hvd

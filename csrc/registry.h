@@ -1,0 +1,42 @@
+#pragma once
+
+#include "engine/engine.h"
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace hvd {
+
+/// Every engine of the process, and what they have counted.
+///
+/// Threads: every member may be called from any thread.
+class Registry {
+ public:
+  static Registry& instance();
+
+  void add(const std::shared_ptr<Engine>& engine);
+
+  /// What a new engine counts in; kept when the engine is gone.
+  std::shared_ptr<Statistics> add_statistics(
+      const std::string& group,
+      const std::vector<double>& edges);
+
+  /// Of every group that this process has made.
+  std::vector<std::shared_ptr<Statistics>> statistics();
+
+  /// Shuts down every engine that is still there.
+  void shutdown_all();
+
+  /// In a forked child: holds an engine whose threads do not exist for ever.
+  void bury(std::shared_ptr<Engine> engine);
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<Engine>> engines_;
+  std::vector<std::shared_ptr<Statistics>> statistics_;
+  std::vector<std::shared_ptr<Engine>> buried_;
+};
+
+} // namespace hvd
