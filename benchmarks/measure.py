@@ -28,6 +28,14 @@ class Bench:
     budget_s: float
     keep: Callable[[Row], None]
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the backend's ranks reach each other by shared memory."""
+        backend = Contender.parse(self.ranks.backend)
+        transport = backend.options.get("transport", "auto")
+        on_one_host = self.ranks.link is None
+        return backend.backend == "hvd" and on_one_host and transport in ("auto", "shm")
+
     def row(
         self,
         case: Case,
