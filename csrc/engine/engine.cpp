@@ -123,7 +123,7 @@ void Engine::run_in_background(const Operation& operation) {
   for (const auto& collective : operation.collectives) {
     Track& track = track_of(collective);
     ensure_background_thread(track);
-    if (track.sleeping > 0) { // else it will look by itself
+    if (track.sleeping > 0 && track.napping == 0) {
       track.work_ready.notify_one();
     }
   }
@@ -317,7 +317,8 @@ void Engine::work_off(Lock& lock, Track& track) {
 
 void Engine::wake_sleepers(const Track* but) {
   for (auto* track : tracks_) {
-    if (track != but && !is_idle(*track) && track->sleeping > 0) {
+    if (track != but && !is_idle(*track) &&
+        track->sleeping + track->napping > 0) {
       track->work_ready.notify_one();
     }
   }

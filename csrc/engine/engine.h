@@ -139,6 +139,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::thread make_thread(std::function<void(Engine&)> body);
   void ensure_background_thread(Track& track);
   void background(Track& track);
+  /// Until there is work for its background thread.
+  void rest(Lock& lock, Track& track);
   void watch();
   Witness::Place place() const;
   std::string describe_stall(const Witness::Place& place, Clock::duration age);

@@ -14,6 +14,11 @@ namespace {
 constexpr std::chrono::microseconds kPause{50};
 constexpr std::chrono::milliseconds kLongestHold{1};
 
+// For so long after a call a background thread looks for work by itself, once a
+// pause: to be woken by every call that somebody waits for anyway would cost
+// more than the call.
+constexpr std::chrono::milliseconds kAwake{1};
+
 void join_all(std::vector<std::thread> threads) {
   for (auto& thread : threads) {
     if (thread.get_id() == std::this_thread::get_id()) {
@@ -45,10 +50,7 @@ void Engine::background(Track& track) {
   background_of_ = &track;
   Lock lock(mutex_);
   while (true) {
-    ++track.sleeping;
-    track.work_ready.wait(
-        lock, [&] { return stop_ || is_held(track) || !is_idle(track); });
-    --track.sleeping;
+    rest(lock, track);
     if (stop_) {
       return;
     }
@@ -58,6 +60,20 @@ void Engine::background(Track& track) {
       wake_sleepers();
     } else {
       work_off(lock, track);
+    }
+  }
+}
+
+void Engine::rest(Lock& lock, Track& track) {
+  while (!stop_ && !is_held(track) && is_idle(track)) {
+    if (Clock::now() < last_submitted_ + kAwake) {
+      ++track.napping;
+      track.work_ready.wait_for(lock, kPause);
+      --track.napping;
+    } else {
+      ++track.sleeping;
+      track.work_ready.wait(lock);
+      --track.sleeping;
     }
   }
 }

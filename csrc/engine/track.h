@@ -27,7 +27,8 @@ class Track {
   bool starting = false;
   bool finishing = false;
   size_t free_threads = 0; ///< background threads outside user code
-  size_t sleeping = 0; ///< those of them that wait for work
+  size_t sleeping = 0; ///< those of them that wait to be told of work
+  size_t napping = 0; ///< those that will soon look for themselves
   std::condition_variable work_ready; ///< for them
 
   /// Takes what is to be started now from the queue, which is not empty;
