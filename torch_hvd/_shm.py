@@ -108,7 +108,8 @@ def connect(store: Store, rank: int, ranks: list[int], timeout: timedelta) -> li
         timeout: for connecting.
 
     Returns:
-        What `_C.ProcessGroupHVD` needs, in the order of `ranks`. The segments are to be closed once it is made.
+        What `_C.ProcessGroupHVD` needs, in the order of `ranks`. The segments are to be closed once
+        it is made.
 
     Raises:
         RuntimeError: says which step failed on this rank, and why.

@@ -45,7 +45,7 @@ struct Max {
   }
 };
 
-template <typename T, typename Fold>
+template <typename T, typename Out, typename Fold>
 void fold(
     const std::vector<const void*>& sources,
     void* out,
@@ -59,12 +59,13 @@ void fold(
   const auto combine = [op](Acc a, T b) {
     return static_cast<Acc>(op(a, static_cast<Acc>(b)));
   };
-  if (std::is_same_v<Acc, T> && sources.size() == 2 && divisor == 1) {
+  if (std::is_same_v<Acc, T> && std::is_same_v<Acc, Out> &&
+      sources.size() == 2 && divisor == 1) {
     const T* a = source(0);
     const T* b = source(1);
-    T* to = static_cast<T*>(out);
+    Out* to = static_cast<Out*>(out);
     for (int64_t i = 0; i < count; ++i) {
-      to[i] = static_cast<T>(combine(static_cast<Acc>(a[i]), b[i]));
+      to[i] = static_cast<Out>(combine(static_cast<Acc>(a[i]), b[i]));
     }
     return;
   }
@@ -86,9 +87,9 @@ void fold(
         acc[i] = static_cast<Acc>(acc[i] / static_cast<Acc>(divisor));
       }
     }
-    T* to = static_cast<T*>(out) + begin;
+    Out* to = static_cast<Out*>(out) + begin;
     for (int64_t i = 0; i < n; ++i) {
-      to[i] = static_cast<T>(acc[i]);
+      to[i] = static_cast<Out>(acc[i]);
     }
   }
 }
@@ -185,7 +186,27 @@ bool with_type(at::ScalarType dtype, Visit visit) {
   }
 }
 
+/// Calls `visit(Type<Out>())` with the C++ type of `to` for elements of T.
+template <typename T, typename Visit>
+bool with_result_type(at::ScalarType to, Visit visit) {
+  using Acc = typename Accumulator<T>::type;
+  if (to == c10::CppTypeToScalarType<T>::value) {
+    return visit(Type<T>());
+  }
+  if constexpr (!std::is_same_v<Acc, T>) {
+    return visit(Type<Acc>());
+  } else if constexpr (std::is_same_v<T, float>) {
+    return to == at::kHalf ? visit(Type<c10::Half>())
+                           : visit(Type<c10::BFloat16>());
+  }
+  return false;
+}
+
 } // namespace
+
+at::ScalarType accumulation_dtype(at::ScalarType dtype) {
+  return dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
+}
 
 bool can_reduce(at::ScalarType dtype, ReduceOp op) {
   return with_type(dtype, [&](auto type) {
@@ -195,20 +216,27 @@ bool can_reduce(at::ScalarType dtype, ReduceOp op) {
 }
 
 void reduce_in_order(
-    at::ScalarType dtype,
-    ReduceOp op,
+    const Reduction& reduction,
     const std::vector<const void*>& sources,
     void* out,
     int64_t count) {
-  const bool reduced = with_type(dtype, [&](auto type) {
+  const bool reduced = with_type(reduction.from, [&](auto type) {
     using T = typename decltype(type)::type;
-    return with_fold<T>(op, [&](auto fold_op, bool divides) {
-      const int divisor = divides ? static_cast<int>(sources.size()) : 1;
-      fold<T>(sources, out, count, fold_op, divisor);
-      return true;
+    return with_fold<T>(reduction.op, [&](auto fold_op, bool divides) {
+      const int divisor = divides ? reduction.divisor : 1;
+      return with_result_type<T>(reduction.to, [&](auto result_type) {
+        using Out = typename decltype(result_type)::type;
+        fold<T, Out>(sources, out, count, fold_op, divisor);
+        return true;
+      });
     });
   });
-  TORCH_INTERNAL_ASSERT(reduced, name(op), " on ", dtype, " passed the checks");
+  TORCH_INTERNAL_ASSERT(
+      reduced,
+      name(reduction.op),
+      " on ",
+      reduction.from,
+      " passed the checks");
 }
 
 } // namespace hvd

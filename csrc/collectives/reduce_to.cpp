@@ -18,7 +18,12 @@ class Reduce final : public Running {
         lane_(first_lane(collective)),
         root_(collective.signature.root),
         inputs_(shards(flat(collective.inputs[0]), transport.size())),
-        reduction_(inputs_, collective.signature.op, transport, lane_) {
+        reduction_(
+            inputs_,
+            collective.signature.op,
+            collective.divisor,
+            transport,
+            lane_) {
     if (transport.rank() == root_) {
       outputs_ = shards(flat(collective.outputs[0]), transport.size());
     }
@@ -66,6 +71,7 @@ class ReduceScatter final : public Running {
         reduction_(
             flattened(collective.inputs),
             collective.signature.op,
+            collective.divisor,
             transport,
             first_lane(collective)) {}
 

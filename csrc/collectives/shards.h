@@ -43,12 +43,14 @@ class ShardReduction {
   ShardReduction(
       std::vector<at::Tensor> shards,
       ReduceOp op,
+      int divisor,
       Transport& transport,
       const Lane& lane);
 
   /// Folds every rank's shard for this rank into `out`, which may be this
   /// rank's own shard, and calls `folded(index)` after each of
-  /// segment_count(shards) segments.
+  /// segment_count(shards) segments. `out` may be of the other dtype that a
+  /// Reduction has if all shards are single segments in both.
   void finish(
       Deadline deadline,
       const at::Tensor& out,
@@ -65,6 +67,7 @@ class ShardReduction {
 
   const std::vector<at::Tensor> shards_;
   const ReduceOp op_;
+  const int divisor_;
   Transport& transport_;
   const Lane lane_;
   const int64_t count_;
