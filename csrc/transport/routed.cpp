@@ -5,13 +5,38 @@ namespace hvd {
 class RoutedTransport::RoutedRequest final : public Request {
  public:
   /// Either half may be null.
-  RoutedRequest(RoutedTransport& transport, RequestPtr near, RequestPtr far)
-      : transport_(transport), near_(std::move(near)), far_(std::move(far)) {}
+  RoutedRequest(
+      RoutedTransport& transport,
+      RequestPtr near,
+      RequestPtr far,
+      First first)
+      : transport_(transport),
+        near_(std::move(near)),
+        far_(std::move(far)),
+        first_(first) {}
 
   void wait(Deadline deadline) override {
+    if (first_ == First::Near) {
+      wait_near(deadline);
+      wait_far(deadline);
+    } else {
+      wait_far(deadline);
+      wait_near(deadline);
+    }
+  }
+
+  int source() const override {
+    return far_->source();
+  }
+
+ private:
+  void wait_near(Deadline deadline) {
     if (near_) {
       near_->wait(deadline);
     }
+  }
+
+  void wait_far(Deadline deadline) {
     if (far_) {
       std::optional<Attendant::Absence> absence;
       if (transport_.attendant_) {
@@ -21,14 +46,10 @@ class RoutedTransport::RoutedRequest final : public Request {
     }
   }
 
-  int source() const override {
-    return far_->source();
-  }
-
- private:
   RoutedTransport& transport_;
   const RequestPtr near_;
   const RequestPtr far_;
+  const First first_;
 };
 
 RoutedTransport::RoutedTransport(
@@ -64,6 +85,7 @@ template <typename Start>
 RequestPtr RoutedTransport::start(
     const std::vector<Transfer>& sends,
     const std::vector<Transfer>& receives,
+    First first,
     Start start_half) {
   const auto [near_sends, far_sends] = split(sends);
   const auto [near_receives, far_receives] = split(receives);
@@ -77,28 +99,31 @@ RequestPtr RoutedTransport::start(
     far = start_half(*far_, far_sends, far_receives);
   }
   return std::make_unique<RoutedRequest>(
-      *this, std::move(near), std::move(far));
+      *this, std::move(near), std::move(far), first);
 }
 
 RequestPtr RoutedTransport::exchange(
     const std::vector<Transfer>& sends,
     const std::vector<Transfer>& receives,
     const Lane& lane) {
-  return start(sends, receives, [&](auto& half, auto& to, auto& from) {
+  const auto start_half = [&](auto& half, auto& to, auto& from) {
     return half.exchange(to, from, lane);
-  });
+  };
+  return start(sends, receives, First::Near, start_half);
 }
 
 RequestPtr RoutedTransport::exchange_frames(
     const std::vector<Transfer>& sends,
     const std::vector<Transfer>& receives) {
-  return start(sends, receives, [](auto& half, auto& to, auto& from) {
+  const auto start_half = [](auto& half, auto& to, auto& from) {
     return half.exchange_frames(to, from);
-  });
+  };
+  return start(sends, receives, First::Far, start_half);
 }
 
 RequestPtr RoutedTransport::far_only(RequestPtr request) {
-  return std::make_unique<RoutedRequest>(*this, nullptr, std::move(request));
+  return std::make_unique<RoutedRequest>(
+      *this, nullptr, std::move(request), First::Far);
 }
 
 RequestPtr RoutedTransport::send(const at::Tensor& buffer, int peer, int tag) {

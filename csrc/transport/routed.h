@@ -12,10 +12,11 @@ namespace hvd {
 /// Several hosts with several ranks: what ranks of this host exchange goes by
 /// the memory that they share (near), the rest over the network (far).
 ///
-/// A request waits for its near half first; the far one moves by itself
-/// meanwhile. While it waits for the far half an attendant does for the near
-/// one what its waiting threads would: ranks of this host may wait for this one
-/// to read what they have sent, and the far rank for one of those.
+/// The far half of a request moves by itself, whoever waits. The near half is
+/// moved by those who wait for it, and ranks of this host may wait for this one
+/// to read what they have sent, while this one waits for a far rank that waits
+/// for one of those. So while a thread waits for a far half an attendant does
+/// what threads that wait for a near one would.
 class RoutedTransport final : public Transport {
  public:
   /// `near`: of the ranks of this host, in rank order; null for a rank that is
@@ -49,6 +50,9 @@ class RoutedTransport final : public Transport {
 
  private:
   class RoutedRequest;
+  /// Large messages want a waiting thread to read them; frames do not, and what
+  /// is waited for last is usually here by then, without another sleep.
+  enum class First { Near, Far };
   struct Halves {
     std::vector<Transfer> near;
     std::vector<Transfer> far;
@@ -59,6 +63,7 @@ class RoutedTransport final : public Transport {
   RequestPtr start(
       const std::vector<Transfer>& sends,
       const std::vector<Transfer>& receives,
+      First first,
       Start start_half);
   RequestPtr far_only(RequestPtr request);
 
