@@ -37,6 +37,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     options.addoption(
         "--link", metavar="RATE", help="ranks on hosts of their own behind such links: 1gbit; root"
     )
+    options.addoption(
+        "--per-host", type=int, default=1, metavar="N", help="with --link: ranks on each host"
+    )
     options.addoption("--json", type=Path, metavar="FILE", help="write one JSON line per row")
     options.addoption("--gate", action="store_true", help="fail where a target is missed")
 
@@ -71,7 +74,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="module")
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     size, backend, baseline = request.param
-    ranks = Ranks(size, backend, baseline, request.config.getoption("--link"))
+    option = request.config.getoption
+    ranks = Ranks(size, backend, baseline, option("--link"), per_host=option("--per-host"))
     yield ranks
     ranks.close()
 

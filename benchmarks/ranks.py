@@ -54,7 +54,7 @@ class Rank:
 class Ranks:
     """`size` processes joined in `groups` groups of each contender, started at the first `run`.
 
-    With a `link`, a rate such as "1gbit", each is on a host of its own behind such a link.
+    With a `link`, a rate such as "1gbit", they are on hosts behind such links, `per_host` on each.
     A failure or a time-out ends all of them, since survivors may wait in a collective;
     the next `run` starts afresh. Not safe to use from several threads.
     """
@@ -66,12 +66,14 @@ class Ranks:
         baseline: str = "gloo",
         link: str | None = None,
         groups: int = GROUPS,
+        per_host: int = 1,
     ) -> None:
         self.size = size
         self.backend = backend
         self.baseline = baseline
         self.link = link
         self.groups = groups
+        self.per_host = per_host
         self._hosts: Hosts | None = None
         self._processes: list[Any] = []
         self._pipes: list[connection.Connection] = []
@@ -111,14 +113,15 @@ class Ranks:
             self._hosts = None
 
     def _spawn(self) -> None:
-        self._hosts = Hosts(self.size, self.link) if self.link else None
+        count = -(-self.size // self.per_host)
+        self._hosts = Hosts(count, self.link) if self.link else None
         store = self._hosts.at_the_switch(_new_store) if self._hosts else _new_store()
         context = get_context("spawn")
         for rank in range(self.size):
             ours, theirs = context.Pipe()
             place = Place(rank, self.size, store.port, self.groups)
             if self._hosts:
-                namespace = self._hosts.namespace(rank)
+                namespace = self._hosts.namespace(rank // self.per_host)
                 place = replace(place, address=self._hosts.switch_address, namespace=namespace)
             process = context.Process(
                 target=_serve, args=(theirs, place, self.backend, self.baseline), daemon=True

@@ -141,6 +141,7 @@ Collective Arguments::make(Verb verb, const at::Tensor& like) const {
   collective.signature.dtype = like.scalar_type();
   collective.signature.device = like.device().type();
   collective.timeout = timeout_;
+  collective.divisor = size_;
   return collective;
 }
 

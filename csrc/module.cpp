@@ -8,14 +8,16 @@
 #include "holder.h"
 #include "process_group.h"
 #include "registry.h"
-#include "transport/gloo.h"
 #include "shm_bindings.h"
+#include "transport/gloo.h"
+#include "transport/routed.h"
 #include "transport/shm/shm.h"
 #include "transport/solo.h"
 
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace py = pybind11;
@@ -26,25 +28,51 @@ namespace {
 using Milliseconds = std::chrono::milliseconds;
 using OptionsPtr = c10::intrusive_ptr<hvd::Options>;
 
+std::unique_ptr<hvd::Transport> make_transport(
+    int rank,
+    const c10::intrusive_ptr<c10d::Backend>& gloo,
+    const std::vector<hvd::ShmTransport::Rank>& shm,
+    const std::vector<int>& hosts) {
+  std::unique_ptr<hvd::ShmTransport> near;
+  if (!shm.empty()) {
+    const auto here =
+        std::find_if(shm.begin(), shm.end(), [&](const auto& one) {
+          return one.number == rank;
+        });
+    near = std::make_unique<hvd::ShmTransport>(
+        static_cast<int>(here - shm.begin()), shm);
+  }
+  if (!hosts.empty()) {
+    return std::make_unique<hvd::RoutedTransport>(
+        std::move(near),
+        std::make_unique<hvd::GlooTransport>(gloo),
+        hvd::Hosts(hosts));
+  }
+  if (near) {
+    return near;
+  }
+  if (gloo) {
+    return std::make_unique<hvd::GlooTransport>(gloo);
+  }
+  return std::make_unique<hvd::SoloTransport>();
+}
+
 c10::intrusive_ptr<hvd::ProcessGroupHVD> make_process_group(
     const c10::intrusive_ptr<c10d::Store>& store,
     int rank,
     const c10::intrusive_ptr<c10d::Backend>& gloo,
     const std::vector<hvd::ShmTransport::Rank>& shm,
+    const std::vector<int>& hosts,
     const OptionsPtr& options,
     const std::string& group,
     const std::vector<double>& stats_edges) {
   py::gil_scoped_release no_gil;
-  std::unique_ptr<hvd::Transport> transport;
-  if (gloo) {
-    transport = std::make_unique<hvd::GlooTransport>(gloo);
-  } else if (!shm.empty()) {
-    transport = std::make_unique<hvd::ShmTransport>(rank, shm);
-  } else {
-    transport = std::make_unique<hvd::SoloTransport>();
-  }
   return c10::make_intrusive<hvd::ProcessGroupHVD>(
-      store, std::move(transport), options, group, stats_edges);
+      store,
+      make_transport(rank, gloo, shm, hosts),
+      options,
+      group,
+      stats_edges);
 }
 
 py::dict as_dict(const hvd::Statistics::Row& row) {
@@ -150,6 +178,7 @@ PYBIND11_MODULE(_C, m) {
           py::arg("rank"),
           py::arg("gloo").none(true),
           py::arg("shm"),
+          py::arg("hosts"),
           py::arg("options"),
           py::arg("group"),
           py::arg("stats_edges"))

@@ -29,9 +29,14 @@ void bind_shm(py::module_& module) {
   using Rank = ShmTransport::Rank;
   py::class_<Rank>(module, "ShmRank")
       .def(
-          py::init([](int segment, pid_t pid, int life, bool reads_memory) {
-            return Rank{segment, pid, life, reads_memory};
+          py::init([](int number,
+                      int segment,
+                      pid_t pid,
+                      int life,
+                      bool reads_memory) {
+            return Rank{number, segment, pid, life, reads_memory};
           }),
+          py::arg("number"),
           py::arg("segment"),
           py::arg("pid"),
           py::arg("life"),

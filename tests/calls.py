@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -71,6 +72,16 @@ def cpu_backend(group: dist.ProcessGroup | None = None) -> Any:
     group = group or dist.group.WORLD
     assert group is not None
     return group._get_backend(torch.device("cpu"))
+
+
+def ranks_of_hosts() -> list[list[int]]:
+    """The ranks of each host; all as on one where the transport makes no difference."""
+    size = dist.get_world_size()
+    if cpu_backend().options.transport != "shm+gloo":
+        return [list(range(size))]
+    names = [""] * size
+    dist.all_gather_object(names, os.environ["HVD_HOST_ID"])
+    return [[r for r in range(size) if names[r] == name] for name in dict.fromkeys(names)]
 
 
 def expect_error(call: Callable[[], object], within: float = 8.0, not_before: float = 0.0) -> str:

@@ -16,7 +16,8 @@ import pytest
 
 from ranks import RankPool
 
-TRANSPORTS = ["gloo", "shm"]
+TRANSPORTS = ["gloo", "shm", "shm+gloo"]
+BETWEEN_HOSTS = "shm+gloo"  # what auto takes for ranks 0 and 1 on a host, and the rest on another
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,7 +35,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if mark is not None:
         backend = metafunc.config.getoption("--backend")
         transports = mark.kwargs.get("transports", TRANSPORTS)
-        pools = [(backend, transport, size) for transport in transports for size in mark.args]
+        pools = [
+            (backend, transport, size)
+            for transport in transports
+            for size in mark.args
+            if size > 2 or transport != BETWEEN_HOSTS
+        ]
         ids = [f"{backend}-{transport}-{size}" for backend, transport, size in pools]
         metafunc.fixturenames.append("pool")
         metafunc.parametrize("pool", pools, ids=ids, indirect=True, scope="module")
@@ -44,7 +50,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
     """The pool of ranks that the `ranks` mark asks for."""
     backend, transport, size = request.param
-    with RankPool(size, backend, {"HVD_TRANSPORT": transport}) as ranks:
+    hosts = [f"host{rank // 2}" for rank in range(size)] if transport == BETWEEN_HOSTS else None
+    env = {"HVD_TRANSPORT": "auto" if hosts else transport}
+    with RankPool(size, backend, env, hosts=hosts) as ranks:
         yield ranks
 
 

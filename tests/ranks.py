@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -75,7 +75,8 @@ class RankPool:
     """`size` rank processes joined in a default process group on `backend`.
 
     With `backend` "" they join nothing; the function does, on `bare_store()`. `env` is set in every
-    rank before anything reads it. Use from one thread; `close` when done.
+    rank before anything reads it. `hosts` has the name of the host that each takes itself to be on.
+    Use from one thread; `close` when done.
     """
 
     def __init__(
@@ -84,10 +85,12 @@ class RankPool:
         backend: str = "hvd",
         env: Mapping[str, str] | None = None,
         timeout: timedelta = GROUP_TIMEOUT,
+        hosts: Sequence[str] | None = None,
     ) -> None:
         self.size = size
         self.backend = backend
         self.env = dict(env or {})
+        self.hosts = hosts
         self.timeout = timeout
         self._ranks: list[_Rank] = []
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
@@ -155,7 +158,9 @@ class RankPool:
                 self._store.port,
                 f"pool{generation}",
             )
-            process = _processes.Process(target=_serve, args=(place, self.env, str(log), theirs))
+            host = {"HVD_HOST_ID": self.hosts[number]} if self.hosts else {}
+            env = {**self.env, **host}
+            process = _processes.Process(target=_serve, args=(place, env, str(log), theirs))
             process.start()
             theirs.close()
             self._ranks.append(_Rank(process, ours, log))

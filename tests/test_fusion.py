@@ -6,6 +6,7 @@ resumed. So a burst is a list of calls, all issued before the first is waited fo
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ import torch.distributed as dist
 
 import rows
 import torch_hvd
-from calls import LARGE, SMALL, check_group
+from calls import LARGE, SMALL, check_group, ranks_of_hosts
 from rows import Row, Shape, reduce_op
 
 pytestmark = pytest.mark.ranks(2, 3, 4)
@@ -379,13 +380,13 @@ def noise(seed: int, dtype: torch.dtype, count: int) -> torch.Tensor:
     return torch.randint(0, 2 if dtype is torch.bool else 100, (count,), generator=random).to(dtype)
 
 
-def folded(op: str, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The sum in rank order; 16-bit floats in float32, rounded once."""
+def folded(op: str, inputs: Sequence[torch.Tensor], hosts: list[list[int]]) -> torch.Tensor:
+    """The sum in rank order, host by host; 16-bit floats in float32, rounded once."""
     dtype = inputs[0].dtype
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    total = inputs[0].to(wide)
-    for tensor in inputs[1:]:
-        total = total | tensor if dtype is torch.bool else total + tensor.to(wide)
+    add = torch.logical_or if dtype is torch.bool else torch.add
+    sums = [functools.reduce(add, [inputs[rank].to(wide) for rank in ranks]) for ranks in hosts]
+    total = functools.reduce(add, sums)
     return (total / len(inputs) if op == "AVG" else total).to(dtype)
 
 
@@ -406,8 +407,8 @@ def folded(op: str, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
     ids=described,
 )
 def test_settings_change_no_bit(settings: dict[str, Any]) -> None:
-    """Whatever travels with what, sums run in rank order."""
-    size = dist.get_world_size()
+    """Whatever travels with what, sums run in rank order, where there are hosts within each."""
+    size, hosts = dist.get_world_size(), ranks_of_hosts()
     group = dist.new_group(pg_options=torch_hvd.Options(**settings))
     dtypes = (*rows.FLOATS, torch.int32, torch.bool)
     counts = (10, 0, 3000, 1, 16_384, 200, 16_385, 40_000, 7, LARGE, 64)
@@ -431,5 +432,5 @@ def test_settings_change_no_bit(settings: dict[str, Any]) -> None:
     for work in works:
         work.wait()
     for place, (tensor, (dtype, op, count)) in enumerate(zip(tensors, calls, strict=True)):
-        expected = folded(op, inputs(place))
+        expected = folded(op, inputs(place), hosts)
         assert torch.equal(tensor, expected), (place, dtype, op, count)

@@ -30,7 +30,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, wanted: str, hosts: list[str]) -> li
     def choose(rank: int) -> str:
         here.host = hosts[rank]
         try:
-            return _transport.choose(wanted, store, rank, len(hosts))
+            return _transport.choose(wanted, store, rank, len(hosts)).transport
         except ValueError as error:
             return str(error)
 
@@ -45,7 +45,9 @@ def chosen(monkeypatch: pytest.MonkeyPatch, wanted: str, hosts: list[str]) -> li
         ("gloo", ["a"], "none"),
         ("shm", ["a"], "none"),
         ("auto", ["a", "a", "a"], "shm"),
-        ("auto", ["a", "a", "b"], "gloo"),
+        ("auto", ["a", "a", "b"], "shm+gloo"),
+        ("auto", ["b", "a", "a", "b"], "shm+gloo"),
+        ("gloo", ["b", "a", "a", "b"], "gloo"),
         ("auto", ["b", "a"], "gloo"),
         ("gloo", ["a", "a"], "gloo"),
         ("gloo", ["a", "b"], "gloo"),
@@ -90,7 +92,8 @@ def test_hosts_by_name() -> None:
     """Ranks that say they are elsewhere use the network."""
     with RankPool(3, backend="") as pool:
         assert pool.run(join, "one host", ["a", "a", "a"]) == ["shm"] * 3
-        assert pool.run(join, "two hosts", ["a", "b", "a"]) == ["gloo"] * 3
+        assert pool.run(join, "two hosts", ["a", "b", "a"]) == ["shm+gloo"] * 3
+        assert pool.run(join, "three hosts", ["a", "b", "c"]) == ["gloo"] * 3
 
 
 def many_messages() -> None:

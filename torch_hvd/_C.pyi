@@ -10,7 +10,8 @@ class Options:
 
     Args:
         timeout: of its operations; c10d's `timeout=` argument takes precedence.
-        transport: "auto", "gloo" or "shm"; in force, also "none" for a group of one.
+        transport: "auto", "gloo" or "shm"; in force, also "shm+gloo" for a group whose ranks are
+            on several hosts, and "none" for a group of one.
         fusion_threshold: bytes that all_reduces fused together may have; 0 turns fusion off.
         fusion_cutoff: bytes up to which an all_reduce is fused; a longer one travels alone.
         check: compare what the ranks call before every collective.
@@ -66,7 +67,9 @@ class ProcessGroupHVD(Backend):
         store: keys are this group's own.
         rank: of this process in the group.
         gloo: a connected ProcessGroupGloo used by nobody else, or None.
-        shm: all ranks of the group, if they share memory, else empty. Neither in a group of one.
+        shm: the ranks that share memory with this one, itself included, if there are others.
+            Neither in a group of one.
+        hosts: by rank, the number of its host, to use both; else empty.
         group: name of the group, for messages.
         stats_edges: upper ends, in bytes, of the rows of its statistics, rising.
     """
@@ -77,6 +80,7 @@ class ProcessGroupHVD(Backend):
         rank: int,
         gloo: Backend | None,
         shm: Sequence[ShmRank],
+        hosts: Sequence[int],
         options: Options,
         group: str,
         stats_edges: Sequence[float],
@@ -89,13 +93,16 @@ class ShmRank:
     """What `ProcessGroupHVD` needs to know of a rank to share memory with it.
 
     Args:
+        number: of the rank in its group.
         segment: file descriptor of the memory that the rank makes; stays the caller's.
         pid: of its process as seen from here; -1 for this rank itself.
         life: file descriptor that polls readable once it is gone; taken over. -1 for this rank.
         reads_memory: whether it can read the memory of this process.
     """
 
-    def __init__(self, segment: int, pid: int, life: int, reads_memory: bool) -> None: ...
+    def __init__(
+        self, number: int, segment: int, pid: int, life: int, reads_memory: bool
+    ) -> None: ...
     @property
     def segment(self) -> int: ...
     @property

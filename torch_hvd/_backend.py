@@ -50,19 +50,23 @@ def create(opts: Any, pg_options: Any) -> Any:
         _settings.refuse(error, store, rank)
         raise
     _settings.agree(settings, store, rank, size)
-    settings["transport"] = _transport.choose(str(settings["transport"]), store, rank, size)
+    choice = _transport.choose(str(settings["transport"]), store, rank, size)
+    settings["transport"] = choice.transport
     for name, value in settings.items():
         setattr(options, name, value)
     options._timeout = opts.timeout
     gloo, shm = None, []
-    if settings["transport"] == "gloo":
+    if choice.transport in ("gloo", "shm+gloo"):
         gloo = _gloo.connect(PrefixStore("gloo", store), rank, size, opts.timeout)
-    elif settings["transport"] == "shm":
-        shm = _shm.connect(PrefixStore("shm", store), rank, size, opts.timeout)
+    if choice.transport in ("shm", "shm+gloo") and len(here := choice.ranks_beside(rank)) > 1:
+        shm = _shm.connect(PrefixStore("shm", store), rank, here, opts.timeout)
+    hosts = choice.hosts if choice.transport == "shm+gloo" else []
     ranks = opts.global_ranks_in_group
     _trace.begin(os.environ, ranks[rank] if ranks else rank)
     try:
-        return _C.ProcessGroupHVD(store, rank, gloo, shm, options, str(opts.group_id), stats_edges)
+        return _C.ProcessGroupHVD(
+            store, rank, gloo, shm, hosts, options, str(opts.group_id), stats_edges
+        )
     finally:
         for peer in shm:
             os.close(peer.segment)

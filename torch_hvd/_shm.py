@@ -75,60 +75,65 @@ class _Peer:
         return self.connection.recv(1) == b"\x01"
 
 
-def _connect_all(store: Store, rank: int, size: int, timeout: timedelta) -> list[_Peer]:
+def _connect_all(store: Store, rank: int, ranks: list[int], timeout: timedelta) -> list[_Peer]:
     """To all ranks below this one, and from all above."""
+    below = [peer for peer in ranks if peer < rank]
+    above = [peer for peer in ranks if peer > rank]
     peers = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.settimeout(timeout.total_seconds())
         name = f"hvd-{secrets.token_hex(16)}"
         listener.bind(f"\0{name}")  # abstract: gone with the last descriptor
-        listener.listen(size)
+        listener.listen(len(ranks))
         store.set(str(rank), name)
-        for peer in range(rank):
+        for peer in below:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             connection.settimeout(timeout.total_seconds())
             connection.connect(f"\0{store.get(str(peer)).decode()}")
             peers.append(_Peer(connection))
-        for _ in range(rank + 1, size):
+        for _ in above:
             connection, _ = listener.accept()
             connection.settimeout(timeout.total_seconds())
             peers.append(_Peer(connection))
     return peers
 
 
-def connect(store: Store, rank: int, size: int, timeout: timedelta) -> list[_C.ShmRank]:
-    """Connect all ranks of a group, which share a host.
+def connect(store: Store, rank: int, ranks: list[int], timeout: timedelta) -> list[_C.ShmRank]:
+    """Connect ranks that share a host.
 
     Args:
         store: where ranks find each other; its keys are this connection's own.
+        rank: of this process in its group.
+        ranks: of that group, those on this host, in rising order; this one among them.
         timeout: for connecting.
 
     Returns:
-        What `_C.ProcessGroupHVD` needs, by rank. The segments are to be closed once it is made.
+        What `_C.ProcessGroupHVD` needs, in the order of `ranks`. The segments are to be closed once
+        it is made.
 
     Raises:
         RuntimeError: says which step failed on this rank, and why.
     """
     try:
-        return _connect(store, rank, size, timeout)
+        return _connect(store, rank, ranks, timeout)
     except OSError as error:
         raise RuntimeError(
-            f"hvd: rank {rank} of {size} could not share memory with the others: {error}; "
+            f"hvd: rank {rank} could not share memory with the others of {ranks}: {error}; "
             "HVD_TRANSPORT=gloo does without"
         ) from error
 
 
-def _connect(store: Store, rank: int, size: int, timeout: timedelta) -> list[_C.ShmRank]:
+def _connect(store: Store, rank: int, ranks: list[int], timeout: timedelta) -> list[_C.ShmRank]:
     segment = os.memfd_create(f"hvd-{rank}", os.MFD_CLOEXEC)
-    os.ftruncate(segment, _C.shm_segment_bytes(size))
-    _C.initialise_shm_segment(segment, size)
+    os.ftruncate(segment, _C.shm_segment_bytes(len(ranks)))
+    _C.initialise_shm_segment(segment, len(ranks))
     attach = may_attach(os.environ)
     if attach:
         _C.allow_reading_memory()
     cookie = ctypes.create_string_buffer(secrets.token_bytes(_COOKIE_BYTES), _COOKIE_BYTES)
     hello = _HELLO.pack(rank, ctypes.addressof(cookie), cookie.raw)
-    ranks = {rank: _C.ShmRank(segment, -1, -1, True)}
-    peers = _connect_all(store, rank, size, timeout)
+    known = {rank: _C.ShmRank(rank, segment, -1, -1, True)}
+    peers = _connect_all(store, rank, ranks, timeout)
     for peer in peers:
         socket.send_fds(peer.connection, [hello], [segment])
     readable = {}
@@ -138,6 +143,6 @@ def _connect(store: Store, rank: int, size: int, timeout: timedelta) -> list[_C.
         readable[peer.rank] = cookie_read == theirs
     for peer in peers:
         reads_ours = peer.agree(readable[peer.rank])
-        ranks[peer.rank] = _C.ShmRank(peer.segment, peer.pid, peer.life(), reads_ours)
+        known[peer.rank] = _C.ShmRank(peer.rank, peer.segment, peer.pid, peer.life(), reads_ours)
         peer.connection.close()
-    return [ranks[peer] for peer in range(size)]
+    return [known[peer] for peer in ranks]

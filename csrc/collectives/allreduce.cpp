@@ -19,6 +19,7 @@ class Allreduce final : public Running {
         reduction_(
             shards(flat(collective.inputs[0]), transport.size()),
             collective.signature.op,
+            collective.divisor,
             transport,
             lane_) {
     const int64_t count = segment_count(outputs_, elements_);

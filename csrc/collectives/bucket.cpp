@@ -28,6 +28,7 @@ class Bucket final : public Running {
     whole_.signature = members_[0]->signature;
     whole_.signature.count = buffer.numel();
     whole_.inputs = whole_.outputs = {buffer};
+    whole_.divisor = members_[0]->divisor;
     whole_.seq = members_[0]->seq;
     running_ = start(whole_, transport);
   }

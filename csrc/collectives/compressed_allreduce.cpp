@@ -57,7 +57,7 @@ class CompressedAllreduce final : public Running {
         lane_(first_lane(collective)),
         factor_(
             collective.signature.op == c10d::ReduceOp::AVG
-                ? 1.0F / static_cast<float>(transport.size())
+                ? 1.0F / static_cast<float>(collective.divisor)
                 : 1.0F),
         peers_(all_but(transport.rank(), transport.size())),
         inputs_(cut(flat(collective.inputs[0]))),

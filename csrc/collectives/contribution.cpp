@@ -1,5 +1,6 @@
 #include "collectives/contribution.h"
 
+#include "collectives/by_host.h"
 #include "collectives/reduce.h"
 
 #include <c10/core/ScalarType.h>
@@ -14,20 +15,26 @@ int64_t bytes_of(const at::Tensor& tensor) {
   return static_cast<int64_t>(tensor.nbytes());
 }
 
-void reduce_slice(
-    const Collective& collective,
+std::vector<const void*> at_offset(
     const std::vector<const std::byte*>& contributions,
-    int64_t offset,
-    const at::Tensor& out) {
+    int64_t offset) {
   std::vector<const void*> sources;
   sources.reserve(contributions.size());
   for (const std::byte* contribution : contributions) {
     sources.push_back(contribution + offset);
   }
+  return sources;
+}
+
+void reduce_slice(
+    const Collective& collective,
+    const std::vector<const std::byte*>& contributions,
+    int64_t offset,
+    const at::Tensor& out) {
+  const auto& signature = collective.signature;
   reduce_in_order(
-      collective.signature.dtype,
-      collective.signature.op,
-      sources,
+      {signature.op, collective.divisor, signature.dtype, signature.dtype},
+      at_offset(contributions, offset),
       out.mutable_data_ptr(),
       out.numel());
 }
@@ -66,11 +73,18 @@ int64_t write_contribution(const Collective& collective, std::byte* out) {
 void apply_contributions(
     const Collective& collective,
     int rank,
+    const Hosts& hosts,
     const std::vector<const std::byte*>& contributions) {
   const auto& outputs = collective.outputs;
   const int root = collective.signature.root;
   switch (collective.signature.verb) {
     case Verb::Allreduce:
+      if (hosts.have_levels()) {
+        reduce_by_host(
+            hosts, collective, at_offset(contributions, 0), outputs[0]);
+        break;
+      }
+      [[fallthrough]];
     case Verb::Reduce:
       for (const auto& out : outputs) {
         reduce_slice(collective, contributions, 0, out);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "common/collective.h"
+#include "common/hosts.h"
 
 #include <cstddef>
 #include <vector>
@@ -27,6 +28,7 @@ int64_t write_contribution(const Collective& collective, std::byte* out);
 void apply_contributions(
     const Collective& collective,
     int rank,
+    const Hosts& hosts,
     const std::vector<const std::byte*>& contributions);
 
 } // namespace hvd

@@ -88,7 +88,7 @@ struct Max {
   }
 };
 
-template <typename T, typename Fold>
+template <typename T, typename Out, typename Fold>
 void fold(
     const std::vector<const void*>& sources,
     void* out,
@@ -104,9 +104,9 @@ void fold(
       to[i] = static_cast<Acc>(op(a[i], b[i]));
     }
   };
-  if constexpr (!kIsWidened<T>) {
+  if constexpr (!kIsWidened<T> && std::is_same_v<T, Out>) {
     if (sources.size() == 2 && divisor == 1) {
-      combine(source(0), source(1), count, static_cast<T*>(out));
+      combine(source(0), source(1), count, static_cast<Out*>(out));
       return;
     }
   }
@@ -125,7 +125,7 @@ void fold(
       }
       folded = acc.data();
     }
-    narrow(folded, n, static_cast<T*>(out) + begin);
+    narrow(folded, n, static_cast<Out*>(out) + begin);
   }
 }
 
@@ -221,7 +221,26 @@ bool with_type(at::ScalarType dtype, Visit visit) {
   }
 }
 
+/// Calls `visit(Type<Out>())` with the C++ type of `to` for elements of T.
+template <typename T, typename Visit>
+bool with_result_type(at::ScalarType to, Visit visit) {
+  if (to == c10::CppTypeToScalarType<T>::value) {
+    return visit(Type<T>());
+  }
+  if constexpr (kIsWidened<T>) {
+    return visit(Type<Accumulator<T>>());
+  } else if constexpr (std::is_same_v<T, float>) {
+    return to == at::kHalf ? visit(Type<c10::Half>())
+                           : visit(Type<c10::BFloat16>());
+  }
+  return false;
+}
+
 } // namespace
+
+at::ScalarType accumulation_dtype(at::ScalarType dtype) {
+  return dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
+}
 
 bool can_reduce(at::ScalarType dtype, ReduceOp op) {
   return with_type(dtype, [&](auto type) {
@@ -231,20 +250,27 @@ bool can_reduce(at::ScalarType dtype, ReduceOp op) {
 }
 
 void reduce_in_order(
-    at::ScalarType dtype,
-    ReduceOp op,
+    const Reduction& reduction,
     const std::vector<const void*>& sources,
     void* out,
     int64_t count) {
-  const bool reduced = with_type(dtype, [&](auto type) {
+  const bool reduced = with_type(reduction.from, [&](auto type) {
     using T = typename decltype(type)::type;
-    return with_fold<T>(op, [&](auto fold_op, bool divides) {
-      const int divisor = divides ? static_cast<int>(sources.size()) : 1;
-      fold<T>(sources, out, count, fold_op, divisor);
-      return true;
+    return with_fold<T>(reduction.op, [&](auto fold_op, bool divides) {
+      const int divisor = divides ? reduction.divisor : 1;
+      return with_result_type<T>(reduction.to, [&](auto result_type) {
+        using Out = typename decltype(result_type)::type;
+        fold<T, Out>(sources, out, count, fold_op, divisor);
+        return true;
+      });
     });
   });
-  TORCH_INTERNAL_ASSERT(reduced, name(op), " on ", dtype, " passed the checks");
+  TORCH_INTERNAL_ASSERT(
+      reduced,
+      name(reduction.op),
+      " on ",
+      reduction.from,
+      " passed the checks");
 }
 
 } // namespace hvd

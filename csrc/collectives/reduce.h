@@ -14,13 +14,22 @@ namespace hvd {
 /// PRODUCT on complex, nothing on 8-bit floats.
 bool can_reduce(at::ScalarType dtype, ReduceOp op);
 
+/// The dtype that elements are accumulated in: fp32 for 16-bit floating point,
+/// else their own.
+at::ScalarType accumulation_dtype(at::ScalarType dtype);
+
+struct Reduction {
+  ReduceOp op;
+  int divisor; ///< of AVG
+  at::ScalarType from; ///< of the sources
+  at::ScalarType to; ///< `from`, or one of them accumulates the other
+};
+
 /// out[i] = op over r of sources[r][i], folded from r = 0 up, for `count`
-/// elements. 16-bit floating point is accumulated in fp32 and rounded once.
-/// AVG divides the accumulated sum by the number of sources. `out` may be one
-/// of the sources.
+/// elements, which are accumulated in accumulation_dtype() and rounded once.
+/// AVG divides the accumulated sum. `out` may be one of the sources.
 void reduce_in_order(
-    at::ScalarType dtype,
-    ReduceOp op,
+    const Reduction& reduction,
     const std::vector<const void*>& sources,
     void* out,
     int64_t count);

@@ -19,7 +19,12 @@ class Reduce final : public Running {
         root_(collective.signature.root),
         inputs_(shards(flat(collective.inputs[0]), transport.size())),
         elements_(segment_elements(inputs_[0], transport)),
-        reduction_(inputs_, collective.signature.op, transport, lane_) {
+        reduction_(
+            inputs_,
+            collective.signature.op,
+            collective.divisor,
+            transport,
+            lane_) {
     if (transport.rank() == root_) {
       outputs_ = shards(flat(collective.outputs[0]), transport.size());
     }
@@ -68,6 +73,7 @@ class ReduceScatter final : public Running {
         reduction_(
             flattened(collective.inputs),
             collective.signature.op,
+            collective.divisor,
             transport,
             first_lane(collective)) {}
 

@@ -36,6 +36,8 @@ RunningPtr start(const Collective& collective, Transport& transport);
 // The families, one file each; start() chooses.
 RunningPtr start_allreduce(const Collective&, Transport&);
 RunningPtr start_compressed_allreduce(const Collective&, Transport&);
+/// Where hosts have levels.
+RunningPtr start_hierarchical_allreduce(const Collective&, Transport&);
 RunningPtr start_sparse_allreduce(const Collective&, Transport&);
 RunningPtr start_reduce(const Collective&, Transport&);
 RunningPtr start_reduce_scatter(const Collective&, Transport&);

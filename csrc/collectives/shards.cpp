@@ -55,10 +55,12 @@ void wait_all(const std::vector<RequestPtr>& requests, Deadline deadline) {
 ShardReduction::ShardReduction(
     std::vector<at::Tensor> shards,
     ReduceOp op,
+    int divisor,
     Transport& transport,
     const Lane& lane)
     : shards_(std::move(shards)),
       op_(op),
+      divisor_(divisor),
       transport_(transport),
       lane_(lane),
       elements_(segment_elements(shards_[0], transport)),
@@ -113,7 +115,10 @@ void ShardReduction::finish(
     }
     const auto to = segment(out, index, elements_);
     reduce_in_order(
-        to.scalar_type(), op_, sources, to.mutable_data_ptr(), to.numel());
+        {op_, divisor_, shards_[0].scalar_type(), to.scalar_type()},
+        sources,
+        to.mutable_data_ptr(),
+        to.numel());
     folded(index);
   }
   wait_all(sends_, deadline);

@@ -41,12 +41,14 @@ class ShardReduction {
   ShardReduction(
       std::vector<at::Tensor> shards,
       ReduceOp op,
+      int divisor,
       Transport& transport,
       const Lane& lane);
 
   /// Folds every rank's shard for this rank into `out`, which may be this
-  /// rank's own shard, and calls `folded(index)` after each
-  /// segment.
+  /// rank's own shard, and calls `folded(index)` after each segment. `out` may
+  /// be of the other dtype that a Reduction has if all shards are single
+  /// segments in both.
   void finish(
       Deadline deadline,
       const at::Tensor& out,
@@ -63,6 +65,7 @@ class ShardReduction {
 
   const std::vector<at::Tensor> shards_;
   const ReduceOp op_;
+  const int divisor_;
   Transport& transport_;
   const Lane lane_;
   const int64_t elements_; ///< of a segment

@@ -7,6 +7,9 @@ namespace hvd {
 RunningPtr start(const Collective& collective, Transport& transport) {
   switch (collective.signature.verb) {
     case Verb::Allreduce:
+      if (transport.hosts().have_levels()) {
+        return start_hierarchical_allreduce(collective, transport);
+      }
       return is_compressed(collective)
           ? start_compressed_allreduce(collective, transport)
           : start_allreduce(collective, transport);

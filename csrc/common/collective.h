@@ -59,6 +59,7 @@ struct Signature {
 struct Residual {
   at::Tensor contribution; ///< of this rank's tensor
   at::Tensor shard; ///< of the sum that this rank has made
+  std::vector<Residual> pieces; ///< instead, of a tensor that travels in such
 };
 
 /// One collective as engine and algorithms see it: dense, contiguous host
@@ -80,6 +81,7 @@ struct Collective {
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> outputs;
   std::chrono::milliseconds timeout{0};
+  int divisor = 1; ///< of AVG: the ranks of the group
 
   /// Fills an input that stands for a tensor of the caller: as a contiguous
   /// copy, or as the product with a factor.

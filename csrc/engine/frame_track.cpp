@@ -63,7 +63,10 @@ bool FrameTrack::finish(Batch& batch) {
       contributions.push_back(frame + sizeof(FrameHeader) + offset);
     }
     apply_contributions(
-        *batch.items[member].collective, transport_.rank(), contributions);
+        *batch.items[member].collective,
+        transport_.rank(),
+        transport_.hosts(),
+        contributions);
   }
   run_buckets(batch);
   return true;

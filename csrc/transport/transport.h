@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "common/hosts.h"
 #include "transport/scratch.h"
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace hvd {
@@ -79,7 +81,9 @@ struct Transfer {
 /// alive. Devices: host memory.
 class Transport {
  public:
-  Transport(int rank, int size) : rank_(rank), size_(size) {}
+  /// `hosts`: where messages inside a host are cheaper than between hosts.
+  Transport(int rank, int size, Hosts hosts = {})
+      : rank_(rank), size_(size), hosts_(std::move(hosts)) {}
   Transport(const Transport&) = delete;
   Transport& operator=(const Transport&) = delete;
   virtual ~Transport() = default;
@@ -89,6 +93,9 @@ class Transport {
   }
   int size() const {
     return size_;
+  }
+  const Hosts& hosts() const {
+    return hosts_;
   }
 
   virtual const char* name() const = 0;
@@ -113,12 +120,12 @@ class Transport {
   }
 
   /// Sent in exchanges so far.
-  uint64_t sent_bytes() const {
+  virtual uint64_t sent_bytes() const {
     return sent_bytes_;
   }
 
   /// Host memory for what arrives and is not the caller's.
-  ScratchPool& scratch() {
+  virtual ScratchPool& scratch() {
     return scratch_;
   }
 
@@ -152,6 +159,7 @@ class Transport {
  private:
   const int rank_;
   const int size_;
+  const Hosts hosts_;
   ScratchPool scratch_;
 };
 

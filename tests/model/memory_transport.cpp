@@ -53,8 +53,8 @@ class Network::Posting final : public Request {
   const std::vector<MessagePtr> messages_;
 };
 
-Network::Network(int size, uint64_t seed, int pauses)
-    : pauses_(pauses), random_(seed), frames_(size) {
+Network::Network(int size, uint64_t seed, int pauses, Hosts hosts)
+    : pauses_(pauses), hosts_(std::move(hosts)), random_(seed), frames_(size) {
   courier_ = std::thread([this] { deliver(); });
 }
 

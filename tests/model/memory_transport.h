@@ -24,13 +24,17 @@ namespace hvd::model {
 class Network {
  public:
   /// `pauses`: how often the courier and the callers dawdle, in percent.
-  Network(int size, uint64_t seed, int pauses);
+  Network(int size, uint64_t seed, int pauses, Hosts hosts = {});
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;
   ~Network();
 
   int size() const {
     return static_cast<int>(frames_.size());
+  }
+
+  const Hosts& hosts() const {
+    return hosts_;
   }
 
   /// Delivers nothing until release().
@@ -96,6 +100,7 @@ class Network {
   void pause();
 
   const int pauses_;
+  const Hosts hosts_;
   std::mutex mutex_; ///< guards all that follows
   Random random_;
   std::condition_variable arrived_;
@@ -113,7 +118,8 @@ class Network {
 class MemoryTransport final : public Transport {
  public:
   MemoryTransport(std::shared_ptr<Network> network, int rank)
-      : Transport(rank, network->size()), network_(std::move(network)) {}
+      : Transport(rank, network->size(), network->hosts()),
+        network_(std::move(network)) {}
 
   const char* name() const override {
     return "memory";

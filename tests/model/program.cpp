@@ -59,6 +59,10 @@ Program::Program(uint64_t seed) : seed(seed), random_(seed) {
   threads = random_.chance(25) ? 2 : 1;
   pauses = random_.pick(kPauses);
   late_rank = random_.chance(20) ? static_cast<int>(random_.below(size)) : -1;
+  const bool shares_hosts = random_.chance(50);
+  for (int rank = 0; rank < size; ++rank) {
+    hosts.push_back(shares_hosts ? static_cast<int>(random_.below(3)) : rank);
+  }
   settings.check = random_.chance(15);
   settings.limits.frame = random_.pick(kFrames);
   settings.limits.cutoff = random_.pick(kCutoffs);
@@ -278,7 +282,11 @@ std::string Program::describe() const {
       << " thread(s), pauses " << pauses << "%, late rank " << late_rank
       << ", frame " << limits.frame << ", cutoff " << limits.cutoff
       << ", threshold " << limits.fusion_threshold << ", check "
-      << settings.check << '\n';
+      << settings.check << ", hosts";
+  for (const int host : hosts) {
+    out << ' ' << host;
+  }
+  out << '\n';
   for (size_t place = 0; place < operations.size(); ++place) {
     const auto& operation = operations[place];
     out << "  " << place << ": group " << operation.group;

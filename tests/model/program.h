@@ -71,6 +71,7 @@ struct Program {
   int threads;
   int pauses;
   int late_rank;
+  std::vector<int> hosts; ///< of each rank
   Engine::Settings settings;
   std::vector<TensorPlan> tensors;
   std::vector<OperationPlan> operations;

@@ -474,7 +474,10 @@ Simulation::Simulation(
   for (int group = 0; group < program_.groups; ++group) {
     networks_.push_back(
         std::make_shared<Network>(
-            program_.size, seed + group, program_.pauses));
+            program_.size,
+            seed + group,
+            program_.pauses,
+            Hosts(program_.hosts)));
   }
   for (int rank = 0; rank < program_.size; ++rank) {
     ranks_.push_back(std::make_unique<Rank>(*this, rank, store));

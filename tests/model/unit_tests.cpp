@@ -63,6 +63,20 @@ Framed framed(const Plan& plan) {
 
 using Buckets = std::vector<std::vector<size_t>>;
 
+using Ranks = std::vector<int>;
+
+void test_layout() {
+  const Hosts hosts({7, 3, 7, 7, 3});
+  REQUIRE(hosts.count() == 2 && hosts.have_levels());
+  REQUIRE((hosts.ranks_on(0) == Ranks{0, 2, 3}));
+  REQUIRE((hosts.ranks_on(1) == Ranks{1, 4}));
+  REQUIRE(hosts.host_of(4) == 1 && hosts.place_of(4) == 1);
+  REQUIRE(hosts.host_of(3) == 0 && hosts.place_of(3) == 2);
+  REQUIRE(hosts.fewest() == 2);
+  REQUIRE((hosts.ranks_in(0) == Ranks{0, 1}));
+  REQUIRE((hosts.ranks_in(1) == Ranks{2, 4}));
+}
+
 void test_is_small() {
   const Limits limits{64, 1024, 4096};
   REQUIRE(is_small(allreduce(256), limits));
@@ -209,6 +223,15 @@ void test_random_plans() {
 }
 
 } // namespace
+
+void test_hosts() {
+  test_layout();
+  REQUIRE(!Hosts().have_levels());
+  REQUIRE(!Hosts(Ranks{1, 1, 1}).have_levels()); // one host
+  REQUIRE(!Hosts(Ranks{2, 0, 1}).have_levels()); // one rank on each
+  REQUIRE(Hosts(Ranks{2, 1, 1}).have_levels());
+  REQUIRE(Hosts(Ranks{2, 1, 1}).fewest() == 1);
+}
 
 void test_plan() {
   test_is_small();

@@ -7,6 +7,9 @@ namespace hvd::model {
 
 // Each ends the process where something is wrong.
 
+/// Hosts by table.
+void test_hosts();
+
 /// plan() and is_small() at their limits.
 void test_plan();
 

@@ -31,8 +31,7 @@ void Peers::read(int peer, uint64_t address, std::byte* to, int64_t bytes)
     const {
   if (!read_memory(pids_[peer], address, to, bytes)) {
     throw TransportError(
-        "shm: cannot read the memory of rank " + std::to_string(peer) + ": " +
-        std::strerror(errno));
+        std::string("cannot read its memory: ") + std::strerror(errno));
   }
 }
 

@@ -107,7 +107,7 @@ class ShmTransport::ShmRequest final : public Request {
     for (const auto& receive : receives) {
       if (!receive->error.empty()) {
         throw TransportError(
-            "shm: receive from rank " + std::to_string(receive->source) + ": " +
+            "shm: receive from " + transport_.name_of(receive->source) + ": " +
             receive->error);
       }
     }
@@ -126,6 +126,7 @@ void ShmTransport::initialise(int segment, int size) {
 
 ShmTransport::ShmTransport(int rank, const std::vector<Rank>& ranks)
     : Transport(rank, static_cast<int>(ranks.size())),
+      numbers_(column(ranks, &Rank::number)),
       segments_(map_segments(ranks)),
       peers_(column(ranks, &Rank::pid), column(ranks, &Rank::life)),
       spin_(size() <= cores() ? kSpin : std::chrono::microseconds(0)),
@@ -269,7 +270,25 @@ void ShmTransport::wait(ShmRequest& request, Deadline deadline) {
       lock.lock();
     }
   }
+  if (outbox_.is_waiting()) {
+    deliver_in_background();
+  }
   request.throw_error();
+}
+
+void ShmTransport::attend(Deadline until) {
+  Lock lock(mutex_);
+  while (!aborted_ && Clock::now() < until) {
+    const uint32_t seen = bell().strikes();
+    const bool moved = progress();
+    if (const auto receive = mailbox_.next_readable()) {
+      read_next_part(lock, *receive);
+    } else if (!moved) {
+      lock.unlock();
+      bell().wait(seen, until);
+      lock.lock();
+    }
+  }
 }
 
 /// Takes in what has come and writes what there is room for; returns whether
@@ -336,11 +355,15 @@ void ShmTransport::rest(uint32_t seen, Deadline until) {
   }
 }
 
+std::string ShmTransport::name_of(int peer) const {
+  return "rank " + std::to_string(numbers_[peer]);
+}
+
 std::string ShmTransport::awaited(const ShmRequest& request) const {
   std::string ranks;
   for (int peer = 0; peer < size(); ++peer) {
     if (peer != rank() && (request.needs(peer) || request.needs_any())) {
-      ranks += (ranks.empty() ? " rank " : ", rank ") + std::to_string(peer);
+      ranks += (ranks.empty() ? " " : ", ") + name_of(peer);
     }
   }
   return ranks;
@@ -356,7 +379,7 @@ void ShmTransport::check_open() const {
         std::pair(SegmentHead::State::Aborted, " gave up")}) {
     for (int peer = 0; peer < size(); ++peer) {
       if (segments_[peer].head().state == state) {
-        throw TransportError("shm: rank " + std::to_string(peer) + what);
+        throw TransportError("shm: " + name_of(peer) + what);
       }
     }
   }
@@ -374,8 +397,7 @@ void ShmTransport::check_living(const ShmRequest& request) {
     }
     ++gone;
     if (request.needs(peer)) {
-      throw TransportError(
-          "shm: rank " + std::to_string(peer) + " has left or died");
+      throw TransportError("shm: " + name_of(peer) + " has left or died");
     }
   }
   if (gone == size() - 1 && request.needs_any()) {

@@ -26,13 +26,15 @@ class ShmTransport final : public Transport {
  public:
   /// What is known of a rank, its own entry included.
   struct Rank {
+    int number; ///< in the group, for messages
     int segment; ///< file descriptor, which stays the caller's
     pid_t pid; ///< -1 for this rank itself
     int life; ///< see shm::Peers
     bool reads_memory; ///< whether it can read this process's memory
   };
 
-  /// Every rank has initialised its segment.
+  /// `rank`: the place of this one among `ranks`. Every rank has initialised
+  /// its segment.
   ShmTransport(int rank, const std::vector<Rank>& ranks);
   ~ShmTransport() override;
 
@@ -67,6 +69,9 @@ class ShmTransport final : public Transport {
   }
   void abort() noexcept override;
 
+  /// Does what a waiting thread does for others, until then.
+  void attend(Deadline until);
+
  private:
   using Lock = std::unique_lock<std::mutex>;
   class ShmRequest;
@@ -82,6 +87,7 @@ class ShmTransport final : public Transport {
   bool progress();
   void read_next_part(Lock& lock, shm::Receive& receive);
   void rest(uint32_t seen, Deadline until);
+  std::string name_of(int peer) const;
   std::string awaited(const ShmRequest& request) const;
   /// Throws TransportError if some rank has given up, and all with it.
   void check_open() const;
@@ -92,6 +98,7 @@ class ShmTransport final : public Transport {
   void deliver_while(Lock& lock, Condition condition);
   void deliver_in_background();
 
+  const std::vector<int> numbers_; ///< of the ranks, in the group
   const std::vector<shm::Segment> segments_;
   const shm::Peers peers_;
   const std::chrono::microseconds spin_;

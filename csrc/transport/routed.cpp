@@ -1,0 +1,148 @@
+#include "transport/routed.h"
+
+namespace hvd {
+
+class RoutedTransport::RoutedRequest final : public Request {
+ public:
+  /// Either half may be null.
+  RoutedRequest(
+      RoutedTransport& transport,
+      RequestPtr near,
+      RequestPtr far,
+      First first)
+      : transport_(transport),
+        near_(std::move(near)),
+        far_(std::move(far)),
+        first_(first) {}
+
+  void wait(Deadline deadline) override {
+    if (first_ == First::Near) {
+      wait_near(deadline);
+      wait_far(deadline);
+    } else {
+      wait_far(deadline);
+      wait_near(deadline);
+    }
+  }
+
+  int source() const override {
+    return far_->source();
+  }
+
+ private:
+  void wait_near(Deadline deadline) {
+    if (near_) {
+      near_->wait(deadline);
+    }
+  }
+
+  void wait_far(Deadline deadline) {
+    if (far_) {
+      std::optional<Attendant::Absence> absence;
+      if (transport_.attendant_) {
+        absence.emplace(*transport_.attendant_);
+      }
+      far_->wait(deadline);
+    }
+  }
+
+  RoutedTransport& transport_;
+  const RequestPtr near_;
+  const RequestPtr far_;
+  const First first_;
+};
+
+RoutedTransport::RoutedTransport(
+    std::unique_ptr<ShmTransport> near,
+    std::unique_ptr<Transport> far,
+    Hosts hosts)
+    : Transport(far->rank(), far->size(), std::move(hosts)),
+      near_(std::move(near)),
+      far_(std::move(far)) {
+  if (near_) {
+    attendant_.emplace([this](Deadline until) { near_->attend(until); });
+  }
+}
+
+uint64_t RoutedTransport::sent_bytes() const {
+  return far_->sent_bytes() + (near_ ? near_->sent_bytes() : 0);
+}
+
+RoutedTransport::Halves RoutedTransport::split(
+    const std::vector<Transfer>& transfers) const {
+  Halves halves;
+  for (const auto& [peer, buffer] : transfers) {
+    if (hosts().host_of(peer) == hosts().host_of(rank())) {
+      halves.near.push_back({hosts().place_of(peer), buffer});
+    } else {
+      halves.far.push_back({peer, buffer});
+    }
+  }
+  return halves;
+}
+
+template <typename Start>
+RequestPtr RoutedTransport::start(
+    const std::vector<Transfer>& sends,
+    const std::vector<Transfer>& receives,
+    First first,
+    Start start_half) {
+  const auto [near_sends, far_sends] = split(sends);
+  const auto [near_receives, far_receives] = split(receives);
+  // In this order: a near request may be dropped should the other half fail.
+  RequestPtr near;
+  if (!near_sends.empty() || !near_receives.empty()) {
+    near = start_half(*near_, near_sends, near_receives);
+  }
+  RequestPtr far;
+  if (!far_sends.empty() || !far_receives.empty()) {
+    far = start_half(*far_, far_sends, far_receives);
+  }
+  return std::make_unique<RoutedRequest>(
+      *this, std::move(near), std::move(far), first);
+}
+
+RequestPtr RoutedTransport::exchange(
+    const std::vector<Transfer>& sends,
+    const std::vector<Transfer>& receives,
+    const Lane& lane) {
+  const auto start_half = [&](auto& half, auto& to, auto& from) {
+    return half.exchange(to, from, lane);
+  };
+  return start(sends, receives, First::Near, start_half);
+}
+
+RequestPtr RoutedTransport::exchange_frames(
+    const std::vector<Transfer>& sends,
+    const std::vector<Transfer>& receives) {
+  const auto start_half = [](auto& half, auto& to, auto& from) {
+    return half.exchange_frames(to, from);
+  };
+  return start(sends, receives, First::Far, start_half);
+}
+
+RequestPtr RoutedTransport::far_only(RequestPtr request) {
+  return std::make_unique<RoutedRequest>(
+      *this, nullptr, std::move(request), First::Far);
+}
+
+RequestPtr RoutedTransport::send(const at::Tensor& buffer, int peer, int tag) {
+  return far_only(far_->send(buffer, peer, tag));
+}
+
+RequestPtr RoutedTransport::recv(const at::Tensor& buffer, int peer, int tag) {
+  return far_only(far_->recv(buffer, peer, tag));
+}
+
+RequestPtr RoutedTransport::recv_any(const at::Tensor& buffer, int tag) {
+  return far_only(far_->recv_any(buffer, tag));
+}
+
+void RoutedTransport::abort() noexcept {
+  if (near_) {
+    near_->abort();
+  }
+  far_->abort();
+}
+
+} // namespace hvd
