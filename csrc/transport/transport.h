@@ -104,7 +104,7 @@ class Transport {
     return false;
   }
 
-  /// Sent in exchanges so far.
+  /// Sent in exchanges so far, by whatever way.
   virtual uint64_t sent_bytes() const {
     return sent_bytes_;
   }
