@@ -1,9 +1,10 @@
 """How tests meet ranks.
 
 `@pytest.mark.ranks(2, 3)` makes the body of a test run on every rank of pools of those sizes, over
-every transport or those in `transports=[...]`, instead of in pytest's process. A test that asks for
-the `pool` fixture under the same mark gets the pool itself. One pool lives at a time; the tests of
-a module are ordered so that each starts once.
+gloo and shm or those in `transports=[...]`, instead of in pytest's process; with `hosts=True` also
+on two hosts, if there are more than two ranks. A test that asks for the `pool` fixture under the
+same mark gets the pool itself. One pool lives at a time; the tests of a module are ordered so that
+each starts once.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import pytest
 
 from ranks import RankPool
 
-TRANSPORTS = ["gloo", "shm", "shm+gloo"]
-BETWEEN_HOSTS = "shm+gloo"  # what auto takes for ranks 0 and 1 on a host, and the rest on another
+TRANSPORTS = ["gloo", "shm"]
+HOSTS = "shm+gloo"  # what auto takes for ranks 0 and 1 on a host, and the rest on another
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,12 +35,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     mark = metafunc.definition.get_closest_marker("ranks")
     if mark is not None:
         backend = metafunc.config.getoption("--backend")
-        transports = mark.kwargs.get("transports", TRANSPORTS)
+        transports = list(mark.kwargs.get("transports", TRANSPORTS))
+        if mark.kwargs.get("hosts"):
+            transports.append(HOSTS)
         pools = [
             (backend, transport, size)
             for transport in transports
             for size in mark.args
-            if size > 2 or transport != BETWEEN_HOSTS
+            if size > 2 or transport != HOSTS
         ]
         ids = [f"{backend}-{transport}-{size}" for backend, transport, size in pools]
         metafunc.fixturenames.append("pool")
@@ -50,7 +53,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
     """The pool of ranks that the `ranks` mark asks for."""
     backend, transport, size = request.param
-    hosts = [f"host{rank // 2}" for rank in range(size)] if transport == BETWEEN_HOSTS else None
+    hosts = [f"host{rank // 2}" for rank in range(size)] if transport == HOSTS else None
     env = {"HVD_TRANSPORT": "auto" if hosts else transport}
     with RankPool(size, backend, env, hosts=hosts) as ranks:
         yield ranks

@@ -28,10 +28,11 @@ def launch(
     env: Mapping[str, str] | None = None,
     timeout: float = 60.0,
     hosts: Hosts | None = None,
+    per_host: int = 1,
 ) -> list[subprocess.CompletedProcess[str]]:
     """Run `script` after init_process_group in `size` interpreters; it sees `rank` and `size`.
 
-    With `hosts`, each rank runs on the host of its number.
+    With `hosts`, ranks fill them in order, `per_host` on each.
     Returns exit codes and output by rank. Raises subprocess.TimeoutExpired when one has not ended
     after `timeout` seconds; none is left running.
     """
@@ -43,7 +44,7 @@ def launch(
             command = [sys.executable, "-c", text]
             if hosts:
                 own["GLOO_SOCKET_IFNAME"] = INTERFACE
-                command = [*hosts.command(rank), *command]
+                command = [*hosts.command(rank // per_host), *command]
             started.append(
                 subprocess.Popen(
                     command,

@@ -21,7 +21,7 @@ from ranks import Lost, RankPool
 from rows import reduce_op
 
 MB = 1 << 18  # float32 elements
-LAYOUTS = {
+LAYOUTS = {  # by rank, the name of its host
     "2x2": "aabb",
     "2x2 in turns": "abab",
     "2+1": "aab",
@@ -29,12 +29,6 @@ LAYOUTS = {
     "3+2": "abbaa",
     "2+2+1": "aabcc",
 }
-
-
-@pytest.fixture(params=LAYOUTS.values(), ids=LAYOUTS.keys(), scope="module")
-def hosts(request: pytest.FixtureRequest) -> str:
-    """By rank, the name of its host."""
-    return str(request.param)
 
 
 def noise(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -113,6 +107,7 @@ def transport() -> str:
     return str(cpu_backend().options.transport)
 
 
+@pytest.mark.parametrize("hosts", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_layout(hosts: str) -> None:
     with RankPool(len(hosts), hosts=hosts) as pool:
         assert set(pool.run(transport)) == {"shm+gloo"}

@@ -37,10 +37,11 @@ dist.destroy_process_group()
 
 
 @functools.cache
-def sent_by_each(size: int, compression: str) -> list[float]:
-    """Bytes on the wire, headers and all, that each rank sends for an all_reduce of 4 MB."""
-    with Hosts(size) as hosts:
-        ended = launch(SCRIPT, size, env={"HVD_COMPRESSION": compression}, hosts=hosts)
+def sent_by_each(size: int, compression: str, per_host: int = 1) -> list[float]:
+    """Bytes on the wire, headers and all, that each rank's host sends for an all_reduce of 4 MB."""
+    env = {"HVD_COMPRESSION": compression}
+    with Hosts(-(-size // per_host)) as hosts:
+        ended = launch(SCRIPT, size, env=env, hosts=hosts, per_host=per_host)
     assert [process.returncode for process in ended] == [0] * size, ended[0].stderr
     return [json.loads(process.stdout) for process in ended]
 
@@ -60,3 +61,14 @@ def test_compressed(compression: str, factor: float) -> None:
     plain, compressed = sent_by_each(2, "none"), sent_by_each(2, compression)
     for before, after in zip(plain, compressed, strict=True):
         assert before / after >= factor
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_two_ranks_on_a_host(size: int) -> None:
+    """A host sends no more than one rank in its place would."""
+    least = 4 * COUNT
+    plain = sent_by_each(size, "none", per_host=2)
+    for sent in plain:
+        assert least <= sent <= 1.02 * least
+    for before, after in zip(plain, sent_by_each(size, "int8", per_host=2), strict=True):
+        assert before / after >= 3.9

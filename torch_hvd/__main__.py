@@ -36,7 +36,7 @@ def _transports() -> Iterator[Fact]:
         yield "gloo", "yes"
     else:
         yield "gloo", "no: this torch is built without it; install a torch wheel from PyPI"
-    yield "shm", "yes: for groups whose ranks are all on this host"
+    yield "shm", "yes: between ranks on this host"
     for name in ("nccl", "mpi"):
         yield name, "no: not in this version of torch_hvd, which has gloo and shm"
 

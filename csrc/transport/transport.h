@@ -119,7 +119,7 @@ class Transport {
     return std::clamp(16 / std::max(size_ - 1, 1), 2, 8);
   }
 
-  /// Sent in exchanges so far.
+  /// Sent in exchanges so far, by whatever way.
   virtual uint64_t sent_bytes() const {
     return sent_bytes_;
   }
