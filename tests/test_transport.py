@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +13,7 @@ import torch.distributed as dist
 
 import torch_hvd
 from calls import check_group, cpu_backend
+from footprint import held, settled
 from ranks import RankPool, bare_store
 from torch_hvd import _shm, _transport
 
@@ -186,16 +185,6 @@ def test_messages(size: int, attach: str) -> None:
             pool.run(check_group)
 
 
-def held() -> tuple[int, int, int]:
-    """File descriptors, threads and mappings of shared segments of this process."""
-    maps = Path("/proc/self/maps").read_text()
-    return (
-        len(os.listdir("/proc/self/fd")),
-        len(os.listdir("/proc/self/task")),
-        maps.count("memfd:hvd-"),
-    )
-
-
 def make_and_drop_groups() -> None:
     def make_and_drop() -> None:
         group = dist.new_group()
@@ -208,14 +197,7 @@ def make_and_drop_groups() -> None:
     before = held()
     for _ in range(10):
         make_and_drop()
-    settled(lambda: held() == before, f"{held()} held, {before} before")
-
-
-def settled(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
+    settled(lambda: held() == before, lambda: f"{held()} held, {before} before")
 
 
 def test_nothing_is_left_of_a_group() -> None:

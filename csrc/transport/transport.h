@@ -97,6 +97,11 @@ class Transport {
     return false;
   }
 
+  /// Whether the peer is known to have left or died.
+  virtual bool is_gone(int /*peer*/) const {
+    return false;
+  }
+
   /// Sent in exchanges so far.
   uint64_t sent_bytes() const {
     return sent_bytes_;

@@ -348,7 +348,7 @@ std::string ShmTransport::awaited(const ShmRequest& request) const {
 
 void ShmTransport::check_open() const {
   if (aborted_) {
-    throw TransportError("shm: aborted");
+    throw TransportError("shm: aborted" + departed());
   }
   // Who timed out comes before those who gave up because of that.
   for (const auto& [state, what] :
@@ -356,20 +356,35 @@ void ShmTransport::check_open() const {
         std::pair(SegmentHead::State::Aborted, " gave up")}) {
     for (int peer = 0; peer < size(); ++peer) {
       if (segments_[peer].head().state == state) {
-        throw TransportError("shm: rank " + std::to_string(peer) + what);
+        throw TransportError(
+            "shm: rank " + std::to_string(peer) + what + departed());
       }
     }
   }
 }
 
+bool ShmTransport::is_gone(int peer) const {
+  return peer != rank() &&
+      (segments_[peer].head().state == SegmentHead::State::Left ||
+       peers_.is_gone(peer));
+}
+
+/// Why others may have given up, for a message.
+std::string ShmTransport::departed() const {
+  std::string text;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (is_gone(peer)) {
+      text += "; rank " + std::to_string(peer) + " has left or died";
+    }
+  }
+  return text;
+}
+
 void ShmTransport::check_living(const ShmRequest& request) {
   int gone = 0;
   for (int peer = 0; peer < size(); ++peer) {
-    const bool has_left =
-        segments_[peer].head().state == SegmentHead::State::Left;
     // Its last letters may have come after the last look at them.
-    if (peer == rank() || !(has_left || peers_.is_gone(peer)) || progress() ||
-        mailbox_.next_readable()) {
+    if (!is_gone(peer) || progress() || mailbox_.next_readable()) {
       continue;
     }
     ++gone;

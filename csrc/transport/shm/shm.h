@@ -45,6 +45,7 @@ class ShmTransport final : public Transport {
   bool shares_memory() const override {
     return true;
   }
+  bool is_gone(int peer) const override;
   RequestPtr exchange(
       const std::vector<Transfer>& sends,
       const std::vector<Transfer>& receives,
@@ -76,6 +77,7 @@ class ShmTransport final : public Transport {
   void read_next_part(Lock& lock, shm::Receive& receive);
   void rest(uint32_t seen, Deadline until);
   std::string awaited(const ShmRequest& request) const;
+  std::string departed() const;
   /// Throws TransportError if some rank has given up, and all with it.
   void check_open() const;
   /// Throws TransportError if the request needs a rank that is gone.
