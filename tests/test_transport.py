@@ -140,6 +140,20 @@ def both_send_before_they_receive() -> None:
     assert torch.all(got == (rank - 1) % size)
 
 
+def a_receive_that_nobody_waits_for() -> None:
+    """Rank 0 goes on once its message is out; rank 1 waits for that in another group first."""
+    rank = dist.get_rank()
+    other = dist.new_group()
+    got = torch.zeros(20 * MB)
+    receive = dist.irecv(got, 0) if rank == 1 else None
+    if rank == 0:
+        dist.send(torch.ones(20 * MB), 1)
+    dist.all_reduce(torch.ones(1), group=other)
+    if receive is not None:
+        receive.wait()
+        assert torch.all(got == 1)
+
+
 def collectives_of_all_sizes() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     total = size * (size + 1) / 2
@@ -179,6 +193,7 @@ def test_messages(size: int, attach: str) -> None:
             many_messages,
             more_than_the_arena,
             both_send_before_they_receive,
+            a_receive_that_nobody_waits_for,
             collectives_of_all_sizes,
         ):
             pool.run(function)

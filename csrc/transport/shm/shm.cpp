@@ -20,6 +20,11 @@ namespace {
 constexpr std::chrono::milliseconds kLookForDead{100};
 constexpr std::chrono::milliseconds kLookForRoom{1};
 
+// How long a message to the user may go unnoticed that nobody waits for. The
+// sender may wait, and this rank do something that waits for the sender.
+constexpr std::chrono::milliseconds kLookForMessages{5};
+constexpr std::chrono::milliseconds kLongestLook{50};
+
 // Longer than a peer that runs needs for a small message, shorter than waking a
 // thread twice. With more ranks than cores it would keep that peer from
 // running.
@@ -153,6 +158,7 @@ ShmTransport::~ShmTransport() {
   });
   closing_ = true;
   lock.unlock();
+  ended_.notify_all();
   if (delivery_.joinable()) {
     delivery_.join();
   }
@@ -191,7 +197,12 @@ RequestPtr ShmTransport::start(
     first = last;
   }
   outbox_.flush();
-  if (outbox_.is_waiting()) {
+  const auto is_left_alone = [](const ReceivePtr& receive) {
+    return receive->key.kind == Key::Kind::User && !receive->done;
+  };
+  if (outbox_.is_waiting() ||
+      std::any_of(
+          request->receives.begin(), request->receives.end(), is_left_alone)) {
     deliver_in_background();
   }
   return request;
@@ -408,9 +419,31 @@ void ShmTransport::deliver_in_background() {
   delivering_ = true;
   delivery_ = std::thread([this] {
     Lock lock(mutex_);
-    deliver_while(lock, [&] { return outbox_.is_waiting() && !closing_; });
+    deliver(lock);
     delivering_ = false;
   });
+}
+
+/// For receives it looks now and then, rather than be woken by all that comes:
+/// most are waited for soon.
+void ShmTransport::deliver(Lock& lock) {
+  auto pause = kLookForMessages;
+  const auto has_ended = [this] { return aborted_ || closing_; };
+  while (!has_ended() &&
+         (outbox_.is_waiting() || mailbox_.awaits_users_message())) {
+    const uint32_t seen = bell().strikes();
+    const bool moved = progress();
+    if (const auto receive = mailbox_.next_readable()) {
+      read_next_part(lock, *receive);
+    } else if (outbox_.is_waiting() && !moved) {
+      lock.unlock();
+      bell().wait(seen, Clock::now() + kLookForRoom);
+      lock.lock();
+    } else {
+      pause = moved ? kLookForMessages : std::min(2 * pause, kLongestLook);
+      ended_.wait_for(lock, pause, has_ended);
+    }
+  }
 }
 
 void ShmTransport::abort() noexcept {
@@ -420,6 +453,7 @@ void ShmTransport::abort() noexcept {
     segments_[rank()].head().state =
         timed_out_ ? SegmentHead::State::TimedOut : SegmentHead::State::Aborted;
   }
+  ended_.notify_all();
   for (const auto& segment : segments_) {
     segment.head().bell.ring();
   }

@@ -5,6 +5,7 @@
 #include "transport/shm/peers.h"
 #include "transport/transport.h"
 
+#include <condition_variable>
 #include <limits>
 #include <mutex>
 #include <thread>
@@ -21,7 +22,8 @@ namespace hvd {
 ///
 /// There is no thread but the callers'. Whoever waits also does what others in
 /// this process have yet to: reads for their receives, writes their sends. Only
-/// where a send has found no room and nobody waits does a thread see to it.
+/// where a send has found no room, or a message to the user is not there yet,
+/// and nobody waits does a thread see to it.
 class ShmTransport final : public Transport {
  public:
   /// What is known of a rank, its own entry included.
@@ -86,6 +88,7 @@ class ShmTransport final : public Transport {
   template <typename Condition>
   void deliver_while(Lock& lock, Condition condition);
   void deliver_in_background();
+  void deliver(Lock& lock);
 
   const std::vector<shm::Segment> segments_;
   const shm::Peers peers_;
@@ -99,6 +102,7 @@ class ShmTransport final : public Transport {
   bool closing_ = false;
   bool delivering_ = false; ///< the thread runs
   std::thread delivery_;
+  std::condition_variable ended_; ///< for that thread: closing or aborted
 };
 
 } // namespace hvd
