@@ -2,10 +2,12 @@
 
 import json
 import os
+from collections.abc import Sequence
 
 from torch._C._distributed_c10d import Store
 
-from torch_hvd import _shm
+from torch_hvd import _settings, _shm
+from torch_hvd._load import _C
 
 
 def choose(wanted: str, store: Store, rank: int, size: int) -> str:
@@ -37,3 +39,25 @@ def choose(wanted: str, store: Store, rank: int, size: int) -> str:
             "different hosts or in different containers; allowed there is auto or gloo"
         )
     return "gloo"
+
+
+def describe(
+    wanted: _settings.Origin, chosen: str, shm: Sequence[_C.ShmRank], store: Store, size: int
+) -> str:
+    """What was chosen, and why, for people.
+
+    Args:
+        wanted: the setting.
+        chosen: what `choose` has returned.
+        shm: what `_shm.connect` has returned, if that is it.
+        store: that of `choose`.
+    """
+    if size == 1:
+        return "1 rank: needs no transport"
+    names = store.multi_get([f"host/{peer}" for peer in range(size)])
+    hosts = len({json.loads(text)[0] for text in names})
+    text = f"{size} ranks on {hosts} host{'s' if hosts > 1 else ''}: {chosen}"
+    if shm:
+        attached = all(peer.reads_memory for peer in shm)
+        text += f" ({'' if attached else 'no '}cross-memory attach)"
+    return text if wanted.text == "auto" else f"{text}, by {wanted}"
