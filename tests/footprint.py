@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -16,6 +17,15 @@ def held() -> tuple[int, int, int]:
         len(os.listdir("/proc/self/task")),
         maps.count("memfd:hvd-"),
     )
+
+
+def descriptors() -> list[str]:
+    """What the file descriptors of this process are, for messages."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the one that lists them
+            found.append(f"{entry.name}: {os.readlink(entry)}")
+    return sorted(found)
 
 
 def settled(condition: Callable[[], bool], what: Callable[[], str]) -> None:

@@ -91,7 +91,7 @@ class RankPool:
         self.env = dict(env or {})
         self.timeout = timeout
         self._ranks: list[_Rank] = []
-        self._generation = 0
+        self._generation = next(_generations)
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         # Held here, so that the store outlives any rank that a test kills.
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -159,7 +159,6 @@ class RankPool:
             self._kill()
 
     def _start(self) -> None:
-        self._generation = next(_generations)
         for number in range(self.size):
             self._ranks.append(self._start_rank(number))
         self._collect("init_process_group", DEADLINE, ())
@@ -235,6 +234,7 @@ class RankPool:
         for rank in self._ranks:
             self._drop(rank)
         self._ranks = []
+        self._generation = next(_generations)
 
     @staticmethod
     def _drop(rank: _Rank) -> None:

@@ -79,15 +79,16 @@ c10::intrusive_ptr<c10d::Store> connect_again(c10d::Store& store) {
   return c10::make_intrusive<c10d::TCPStore>(tcp->getHost(), options);
 }
 
-/// What is known of a store's second connection.
+/// What is known of a store's second connection. Not by c10's weak pointer,
+/// which would keep the connection open.
 struct Known {
-  c10::weak_intrusive_ptr<c10d::Store> connection;
+  std::weak_ptr<c10d::Store> connection;
   std::chrono::steady_clock::time_point failed; ///< when it was last tried
 };
 
 } // namespace
 
-c10::intrusive_ptr<c10d::Store> second_connection(
+std::shared_ptr<c10d::Store> second_connection(
     const c10::intrusive_ptr<c10d::Store>& store) {
   static std::mutex mutex;
   static std::map<c10d::Store*, Known> all;
@@ -105,16 +106,14 @@ c10::intrusive_ptr<c10d::Store> second_connection(
     all.erase(found);
   }
   try {
-    auto connection = connect_again(*store);
-    connection->setTimeout(kTimeout);
-    all.emplace(
-        store.get(),
-        Known{c10::weak_intrusive_ptr<c10d::Store>(connection), {}});
+    const auto holder = std::make_shared<c10::intrusive_ptr<c10d::Store>>(
+        connect_again(*store));
+    (*holder)->setTimeout(kTimeout);
+    const std::shared_ptr<c10d::Store> connection(holder, holder->get());
+    all[store.get()].connection = connection;
     return connection;
   } catch (const std::exception&) {
-    const c10::intrusive_ptr<c10d::Store> none;
-    all.emplace(
-        store.get(), Known{c10::weak_intrusive_ptr<c10d::Store>(none), now});
+    all[store.get()].failed = now;
     throw;
   }
 }

@@ -2,6 +2,8 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <memory>
+
 namespace hvd {
 
 /// A connection to the server of `store` that no other code blocks in. All
@@ -12,7 +14,7 @@ namespace hvd {
 /// that has just been found.
 ///
 /// Threads: may be called from any thread.
-c10::intrusive_ptr<c10d::Store> second_connection(
+std::shared_ptr<c10d::Store> second_connection(
     const c10::intrusive_ptr<c10d::Store>& store);
 
 } // namespace hvd

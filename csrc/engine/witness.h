@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -68,7 +69,7 @@ class Witness {
   std::optional<Place> word_of(int rank);
 
   c10::intrusive_ptr<c10d::Store> group_store_;
-  c10::intrusive_ptr<c10d::Store> own_store_; ///< without the group's prefixes
+  std::shared_ptr<c10d::Store> own_store_; ///< without the group's prefixes
   std::string name_; ///< the group's, in own_store_
   std::optional<Place> told_;
   bool answers_ = true; ///< the store, when last told
