@@ -20,7 +20,7 @@ build: $(BUILT) ## .venv with torch and an editable build
 test: $(BUILT) ## the tests, but for those that build the package again
 	$(BIN)/pytest -m "not slow"
 
-sanitize: $(BUILT) ## the model test of the engine under ThreadSanitizer, and under Address and UB
+sanitize: $(BUILT) ## the model tests of engine and shared memory under ThreadSanitizer, and under Address and UB
 	$(MAKE) -C tests/model PYTHON=$(abspath $(BIN)/python) -j $(shell nproc) sanitize
 
 conformance: $(BUILT) ## PyTorch's own distributed test suite, 3 ranks

@@ -25,6 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--backend", default="hvd", help="run the ranks on another c10d backend, to test the tests"
     )
+    parser.addoption("--kills", type=int, default=50, help="rounds of tests/test_kills.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,6 +48,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         ids = [f"{backend}-{transport}-{size}" for backend, transport, size in pools]
         metafunc.fixturenames.append("pool")
         metafunc.parametrize("pool", pools, ids=ids, indirect=True, scope="module")
+    if "seeds" in metafunc.fixturenames:  # a test, and its timeout, for so many at most
+        rounds = range(metafunc.config.getoption("--kills") // 2)  # of each kind of memory
+        some = [rounds[first : first + 25] for first in rounds[::25]]
+        metafunc.parametrize("seeds", some, ids=lambda part: f"{part.start}-{part.stop - 1}")
 
 
 @pytest.fixture(scope="module")

@@ -74,9 +74,10 @@ class _Rank:
 class RankPool:
     """`size` rank processes joined in a default process group on `backend`.
 
-    With `backend` "" they join nothing; the function does, on `bare_store()`. `env` is set in every
-    rank before anything reads it. `hosts` has the name of the host that each takes itself to be on.
-    Use from one thread; `close` when done.
+    With `backend` "" they join nothing; the function does, on `bare_store()`. Then a rank that is
+    lost is replaced by a new one, and the others live on. `env` is set in every rank before
+    anything reads it. `hosts` has the name of the host that each takes itself to be on. Use from
+    one thread, but for `kill`; `close` when done.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class RankPool:
         self.hosts = hosts
         self.timeout = timeout
         self._ranks: list[_Rank] = []
+        self._generation = next(_generations)
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         # Held here, so that the store outlives any rank that a test kills.
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -118,9 +120,8 @@ class RankPool:
     ) -> list[Any]:
         """Call `function(*args, **kwargs)` on every rank and return the results by rank.
 
-        The ranks in `lost` must end their process in the call; their result is a `Lost`. Raises
-        RankFailure when another rank ends, any rank raises, or an answer is missing after
-        `deadline` seconds.
+        The ranks in `lost` must end in the call; their result is a `Lost`. Raises RankFailure when
+        another rank ends, any rank raises, or an answer is missing after `deadline` seconds.
         """
         __tracebackhide__ = True
         if not self._ranks:
@@ -132,9 +133,25 @@ class RankPool:
         arguments = [repr(value) for value in args] + [f"{k}={v!r}" for k, v in kwargs.items()]
         what = f"{function.__module__}.{function.__qualname__}({', '.join(arguments)})"
         results = self._collect(what, deadline, lost)
-        if lost:
+        if lost and self.backend:
             self._kill()
+        elif lost:
+            for number in lost:
+                self._drop(self._ranks[number])
+                self._ranks[number] = self._start_rank(number)
+            self._collect("start again", DEADLINE, (), lost)
         return results
+
+    def store(self) -> dist.Store:
+        """What `bare_store()` is in the ranks."""
+        return dist.PrefixStore(f"pool{self._generation}", self._store)
+
+    def kill(self, number: int) -> float:
+        """Kill a rank while a call runs that counts it among the lost; the time, as monotonic()."""
+        process = self._ranks[number].process
+        now = time.monotonic()
+        process.kill()
+        return now
 
     def close(self) -> None:
         """End the ranks as a script does; to fail or hang while leaving is a RankFailure."""
@@ -145,31 +162,39 @@ class RankPool:
             self._kill()
 
     def _start(self) -> None:
-        generation = next(_generations)
         for number in range(self.size):
-            ours, theirs = _processes.Pipe()
-            log = Path(self._folder.name, f"{generation}-{number}.log")
-            log.touch()
-            place = (
-                number,
-                self.size,
-                self.backend,
-                self.timeout,
-                self._store.port,
-                f"pool{generation}",
-            )
-            host = {"HVD_HOST_ID": self.hosts[number]} if self.hosts else {}
-            env = {**self.env, **host}
-            process = _processes.Process(target=_serve, args=(place, env, str(log), theirs))
-            process.start()
-            theirs.close()
-            self._ranks.append(_Rank(process, ours, log))
+            self._ranks.append(self._start_rank(number))
         self._collect("init_process_group", DEADLINE, ())
 
-    def _collect(self, what: str, deadline: float, lost: Collection[int]) -> list[Any]:
+    def _start_rank(self, number: int) -> _Rank:
+        ours, theirs = _processes.Pipe()
+        log = Path(self._folder.name, f"{self._generation}-{number}.log")
+        log.touch()
+        place = (
+            number,
+            self.size,
+            self.backend,
+            self.timeout,
+            self._store.port,
+            f"pool{self._generation}",
+        )
+        env = self.env | ({"HVD_HOST_ID": self.hosts[number]} if self.hosts else {})
+        process = _processes.Process(target=_serve, args=(place, env, str(log), theirs))
+        process.start()
+        theirs.close()
+        return _Rank(process, ours, log)
+
+    def _collect(
+        self,
+        what: str,
+        deadline: float,
+        lost: Collection[int],
+        asked: Collection[int] | None = None,
+    ) -> list[Any]:
         __tracebackhide__ = True
         results: list[Any] = [None] * self.size
-        waiting = {rank.connection: number for number, rank in enumerate(self._ranks)}
+        asked = range(self.size) if asked is None else asked
+        waiting = {self._ranks[number].connection: number for number in asked}
         problems: dict[int, str] = {}
         end = time.monotonic() + deadline
         while waiting:
@@ -211,10 +236,15 @@ class RankPool:
 
     def _kill(self) -> None:
         for rank in self._ranks:
-            rank.process.kill()
-            rank.process.join()
-            rank.connection.close()
+            self._drop(rank)
         self._ranks = []
+        self._generation = next(_generations)
+
+    @staticmethod
+    def _drop(rank: _Rank) -> None:
+        rank.process.kill()
+        rank.process.join()
+        rank.connection.close()
 
 
 def _serve(

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from calls import CALLS, LARGE, SMALL, expect_error, together
-from ranks import Lost, RankPool
+from ranks import Lost, RankPool, bare_store
 
 SYMMETRIC = ["all_reduce", "broadcast", "all_gather", "all_to_all", "barrier"]
 
@@ -142,6 +142,30 @@ def dies_and_leaves_a_child() -> None:
 @pytest.mark.ranks(2, transports=["shm"])
 def test_killed_rank_with_children(pool: RankPool) -> None:
     pool.run(dies_and_leaves_a_child, lost=[1])
+
+
+def dies_with_the_store() -> None:
+    """Rank 0 hosts the store, as it does without a launcher."""
+    rank = int(os.environ["RANK"])
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        bare_store().set("port", str(store.port))
+    else:
+        port = int(bare_store().get("port"))
+        store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("hvd", store=store, rank=rank, world_size=3)
+    dist.barrier()
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    text = expect_error(lambda: dist.all_reduce(torch.ones(SMALL)), within=2)
+    assert "the store does not answer" in text, text
+    assert os.environ["HVD_TRANSPORT"] == "gloo" or "rank 0 has left or died" in text, text
+
+
+@pytest.mark.parametrize("transport", ["gloo", "shm"])
+def test_killed_host_of_the_store(transport: str) -> None:
+    with RankPool(3, backend="", env={"HVD_TRANSPORT": transport}) as pool:
+        pool.run(dies_with_the_store, lost=[0])
 
 
 def leaves() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -129,6 +131,24 @@ def timed_out_group() -> None:
 
 def test_broken_group_says_so_at_once_and_can_be_destroyed(pool: RankPool) -> None:
     pool.run(timed_out_group)
+
+
+@pytest.mark.parametrize("count", [3, 300_000])
+def test_suspended_rank(count: int) -> None:
+    """A rank is there but does not run: an error in time, which says who is missing."""
+    group = dist.new_group(timeout=SHORT)
+    if dist.get_rank() == 1:
+        child = os.fork()
+        if child == 0:
+            time.sleep(4)
+            os.kill(os.getppid(), signal.SIGCONT)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os.waitpid(child, 0)
+    else:
+        text = expect_timeout("all_reduce", lambda: dist.all_reduce(torch.ones(count), group=group))
+        assert "rank 1 left no word" in text, text
+    dist.barrier()
 
 
 def test_a_late_rank_is_no_error() -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +13,7 @@ import torch.distributed as dist
 
 import torch_hvd
 from calls import check_group, cpu_backend
+from footprint import held, settled
 from ranks import RankPool, bare_store
 from torch_hvd import _shm, _transport
 
@@ -144,6 +143,20 @@ def both_send_before_they_receive() -> None:
     assert torch.all(got == (rank - 1) % size)
 
 
+def a_receive_that_nobody_waits_for() -> None:
+    """Rank 0 goes on once its message is out; rank 1 waits for that in another group first."""
+    rank = dist.get_rank()
+    other = dist.new_group()
+    got = torch.zeros(20 * MB)
+    receive = dist.irecv(got, 0) if rank == 1 else None
+    if rank == 0:
+        dist.send(torch.ones(20 * MB), 1)
+    dist.all_reduce(torch.ones(1), group=other)
+    if receive is not None:
+        receive.wait()
+        assert torch.all(got == 1)
+
+
 def collectives_of_all_sizes() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     total = size * (size + 1) / 2
@@ -183,20 +196,11 @@ def test_messages(size: int, attach: str) -> None:
             many_messages,
             more_than_the_arena,
             both_send_before_they_receive,
+            a_receive_that_nobody_waits_for,
             collectives_of_all_sizes,
         ):
             pool.run(function)
             pool.run(check_group)
-
-
-def held() -> tuple[int, int, int]:
-    """File descriptors, threads and mappings of shared segments of this process."""
-    maps = Path("/proc/self/maps").read_text()
-    return (
-        len(os.listdir("/proc/self/fd")),
-        len(os.listdir("/proc/self/task")),
-        maps.count("memfd:hvd-"),
-    )
 
 
 def make_and_drop_groups() -> None:
@@ -211,14 +215,7 @@ def make_and_drop_groups() -> None:
     before = held()
     for _ in range(10):
         make_and_drop()
-    settled(lambda: held() == before, f"{held()} held, {before} before")
-
-
-def settled(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
+    settled(lambda: held() == before, lambda: f"{held()} held, {before} before")
 
 
 def test_nothing_is_left_of_a_group() -> None:

@@ -1,4 +1,4 @@
-"""`python -m torch_hvd`: how this copy was built, and what it finds here."""
+"""`python -m torch_hvd`: how this copy was built, what it finds here, and what it would do."""
 
 import os
 import platform
@@ -31,12 +31,36 @@ def _modules() -> Iterator[Fact]:
     yield "_cuda", "no: not in this version of torch_hvd"
 
 
+def _machine() -> Iterator[Fact]:
+    yield "cores", f"{len(os.sched_getaffinity(0))}"
+    try:
+        from torch_hvd._load import _C
+
+        yield "codecs", f"{_C.simd()}, of {', '.join(_C.simd_names())}"
+    except ImportError:
+        yield "codecs", "unknown: no _C"
+
+
+def _shared_memory() -> str:
+    try:
+        from torch_hvd import _shm
+
+        os.close(os.memfd_create("hvd-probe"))
+        if not _shm.may_attach(os.environ):
+            return "yes, without cross-memory attach: HVD_CMA is 0"
+        if not _shm.can_attach():
+            return "yes, without cross-memory attach: the system does not allow it"
+        return "yes, with cross-memory attach"
+    except (ImportError, OSError, ValueError) as error:
+        return f"no: {error}"
+
+
 def _transports() -> Iterator[Fact]:
     if dist.is_available() and dist.is_gloo_available():
         yield "gloo", "yes"
     else:
         yield "gloo", "no: this torch is built without it; install a torch wheel from PyPI"
-    yield "shm", "yes: between ranks on this host"
+    yield "shm", _shared_memory()
     for name in ("nccl", "mpi"):
         yield name, "no: not in this version of torch_hvd, which has gloo and shm"
 
@@ -52,17 +76,29 @@ def _registration() -> Iterator[Fact]:
         yield "import torch", "yes"
 
 
+def _settings() -> Iterator[Fact]:
+    try:
+        from torch_hvd import Options, _settings
+
+        yield from _settings.table(Options(), os.environ)
+        yield from _settings.other_variables(os.environ)
+    except ImportError as error:
+        yield "settings", f"unknown: {error}"
+
+
 def main() -> None:
     sections = {
         "versions": _versions(),
         "modules built": _modules(),
+        "this machine": _machine(),
         "transports usable": _transports(),
         "registered by": _registration(),
+        "settings": _settings(),
     }
     for title, facts in sections.items():
         print(title)
         for name, value in facts:
-            print(f"  {name:12}  {value}")
+            print(f"  {name:25}  {value}")
 
 
 if __name__ == "__main__":

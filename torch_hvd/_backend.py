@@ -2,12 +2,13 @@
 
 import atexit
 import copy
+import logging
 import os
 from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from torch_hvd import _gloo, _settings, _shm, _trace, _transport
+from torch_hvd import _gloo, _log, _settings, _shm, _trace, _transport
 from torch_hvd._load import _C
 
 
@@ -46,10 +47,12 @@ def create(opts: Any, pg_options: Any) -> Any:
         settings = _settings.resolve(options, os.environ)
         stats_edges = _settings.stats_edges(os.environ)
         _shm.may_attach(os.environ)
+        _log.begin(os.environ)
     except ValueError as error:
         _settings.refuse(error, store, rank)
         raise
     _settings.agree(settings, store, rank, size)
+    wanted = _settings.origin("transport", options, os.environ)
     choice = _transport.choose(str(settings["transport"]), store, rank, size)
     settings["transport"] = choice.transport
     for name, value in settings.items():
@@ -61,6 +64,9 @@ def create(opts: Any, pg_options: Any) -> Any:
     if choice.transport in ("shm", "shm+gloo") and len(here := choice.ranks_beside(rank)) > 1:
         shm = _shm.connect(PrefixStore("shm", store), rank, here, opts.timeout)
     hosts = choice.hosts if choice.transport == "shm+gloo" else []
+    if rank == 0 and _log.logger.isEnabledFor(logging.INFO):
+        chosen = _transport.describe(wanted, choice, shm)
+        _log.logger.info("hvd: group %s, %s", opts.group_id, chosen)
     ranks = opts.global_ranks_in_group
     _trace.begin(os.environ, ranks[rank] if ranks else rank)
     try:

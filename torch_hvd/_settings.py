@@ -4,7 +4,7 @@ A value in `torch_hvd.Options` wins, then `HVD_*`, then `HOROVOD_*` where Horovo
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,26 +114,80 @@ _SETTINGS = {
 }
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where the value of a setting comes from, as text, and the value."""
+
+    source: str  # the option, the variable, or "default"
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.source}={self.text}"
+
+
+def origin(name: str, options: Any, environ: Mapping[str, str]) -> Origin:
+    """What decides on the setting of that name in `torch_hvd.Options`."""
+    setting = _SETTINGS[name]
+    text = str(getattr(options, name))
+    if text != setting.unset:
+        return Origin(f"Options.{name}", text)
+    for variable in setting.variables:
+        if variable in environ:
+            return Origin(variable, environ[variable])
+    return Origin("default", setting.default)
+
+
 def resolve(options: Any, environ: Mapping[str, str]) -> dict[str, Value]:
     """The value of every setting, by its name in `torch_hvd.Options`.
 
     Raises:
         ValueError: names the option or the variable, its value and what is allowed.
     """
-    values = {}
+    return {name: _parsed(name, origin(name, options, environ)) for name in _SETTINGS}
+
+
+def _parsed(name: str, origin: Origin) -> Value:
+    setting = _SETTINGS[name]
+    try:
+        return setting.parse(origin.text)
+    except (ValueError, KeyError):
+        raise ValueError(
+            f"{origin.source} is {origin.text!r}; allowed is {setting.allowed}"
+        ) from None
+
+
+def table(options: Any, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Each setting by its variable, with its value and where that comes from, for people."""
     for name, setting in _SETTINGS.items():
-        source, text = f"Options.{name}", str(getattr(options, name))
-        if text == setting.unset:
-            named = [variable for variable in setting.variables if variable in environ]
-            if named:
-                source, text = named[0], environ[named[0]]
-            else:
-                text = setting.default
+        found = origin(name, options, environ)
+        variable = setting.variables[0]
+        source = "environment" if found.source == variable else found.source
         try:
-            values[name] = setting.parse(text)
-        except (ValueError, KeyError):
-            raise ValueError(f"{source} is {text!r}; allowed is {setting.allowed}") from None
-    return values
+            _parsed(name, found)
+            yield variable, f"{found.text} ({source})"
+        except ValueError as error:
+            yield variable, str(error)
+
+
+# What no option stands for; the values are looked at where they are used.
+_OTHERS = (
+    ("HVD_CMA",),
+    ("HVD_HOST_ID",),
+    ("HVD_LOG",),
+    ("HVD_STATS",),
+    ("HVD_STATS_EDGES",),
+    ("HVD_TIMELINE", "HOROVOD_TIMELINE"),
+)
+
+
+def other_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The other variables and their values, as `table` has them."""
+    for name, *others in _OTHERS:
+        found = next((variable for variable in (name, *others) if variable in environ), None)
+        if found is None:
+            yield name, "not set"
+        else:
+            yield name, f"{environ[found]} ({'environment' if found == name else found})"
 
 
 # The edges of Horovod's fusion studies: 1 KB, 1 MB, then tens of MB.

@@ -46,6 +46,28 @@ def host_id(environ: Mapping[str, str]) -> str:
     return " ".join(parts)
 
 
+def can_attach() -> bool:
+    """Whether a process can read the memory of one that it is not the parent of; tries it."""
+    _C.allow_reading_memory()
+    cookie = ctypes.create_string_buffer(_COOKIE_BYTES)
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        try:
+            theirs.recv(1)
+            read = _C.read_memory(os.getppid(), ctypes.addressof(cookie), _COOKIE_BYTES)
+            theirs.sendall(read or b"no")
+        finally:
+            os._exit(0)
+    theirs.close()
+    cookie.raw = secrets.token_bytes(_COOKIE_BYTES)  # which the child's own copy does not have
+    ours.sendall(b"!")
+    read = ours.recv(_COOKIE_BYTES)
+    ours.close()
+    os.waitpid(child, 0)
+    return read == cookie.raw
+
+
 class _Peer:
     """The connection to another rank, and what it has told."""
 

@@ -2,11 +2,13 @@
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch._C._distributed_c10d import Store
 
-from torch_hvd import _shm
+from torch_hvd import _settings, _shm
+from torch_hvd._load import _C
 
 
 @dataclass(frozen=True)
@@ -52,3 +54,21 @@ def choose(wanted: str, store: Store, rank: int, size: int) -> Choice:
     if wanted != "auto" or len(names) == size:
         return Choice("gloo" if wanted == "auto" else wanted, hosts)
     return Choice("shm" if len(names) == 1 else "shm+gloo", hosts)
+
+
+def describe(wanted: _settings.Origin, choice: Choice, shm: Sequence[_C.ShmRank]) -> str:
+    """What was chosen, and why, for people.
+
+    Args:
+        wanted: the setting.
+        choice: what `choose` has returned.
+        shm: what `_shm.connect` has returned, if that is in it.
+    """
+    size, hosts = len(choice.hosts), len(set(choice.hosts))
+    if size == 1:
+        return "1 rank: needs no transport"
+    text = f"{size} ranks on {hosts} host{'s' if hosts > 1 else ''}: {choice.transport}"
+    if shm:
+        attached = all(peer.reads_memory for peer in shm)
+        text += f" ({'' if attached else 'no '}cross-memory attach)"
+    return text if wanted.text == "auto" else f"{text}, by {wanted}"

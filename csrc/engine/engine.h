@@ -143,6 +143,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void rest(Lock& lock, Track& track);
   void watch();
   Witness::Place place() const;
+  /// What the ranks have said so far. With `witness_mutex_` held.
+  std::vector<std::optional<Witness::Place>> words();
   std::string describe_stall(const Witness::Place& place, Clock::duration age);
   /// Whether another rank has said that it called something else in this place.
   bool differs_elsewhere(const Witness::Place& place);

@@ -19,7 +19,7 @@ namespace {
 constexpr std::chrono::seconds kFirstLook{1};
 constexpr std::chrono::seconds kLongestLook{60};
 // How long an error message waits for the word of the other ranks.
-constexpr std::chrono::seconds kPatience{2};
+constexpr std::chrono::seconds kPatience{1};
 // How long a rank has nothing to do before it says so to others that may wait.
 constexpr std::chrono::seconds kIdle{10};
 
@@ -138,13 +138,14 @@ std::string Engine::explain(const Batch& batch, const std::string& error) {
       true, collective.seq, collective.signature, submitted()};
   std::lock_guard<std::mutex> guard(witness_mutex_);
   witness_.tell(place);
-  const auto places = witness_.ask(kPatience);
+  const auto gone = [this](int rank) { return transport_->is_gone(rank); };
+  const auto places = witness_.ask(kPatience, gone);
   if (place.differs(places)) {
     out << "the ranks called different collectives";
   } else {
     out << error;
   }
-  out << ". Where the ranks were: " << witness_.report(places);
+  out << ". Where the ranks were: " << witness_.report(places, gone);
   return out.str();
 }
 
@@ -235,14 +236,18 @@ void Engine::watch() {
 bool Engine::differs_elsewhere(const Witness::Place& place) {
   std::lock_guard<std::mutex> guard(witness_mutex_);
   witness_.tell(place);
-  return place.differs(witness_.ask(std::chrono::milliseconds(0)));
+  return place.differs(words());
+}
+
+std::vector<std::optional<Witness::Place>> Engine::words() {
+  return witness_.ask(std::chrono::milliseconds(0), [](int) { return false; });
 }
 
 std::string Engine::describe_stall(
     const Witness::Place& place,
     Clock::duration age) {
   std::lock_guard<std::mutex> guard(witness_mutex_);
-  const auto places = witness_.ask(std::chrono::milliseconds(0));
+  const auto places = words();
   std::ostringstream out;
   out.precision(3);
   out << "hvd: " << place.signature.describe() << ", number " << place.seq

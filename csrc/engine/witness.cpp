@@ -1,11 +1,11 @@
 #include "engine/witness.h"
 
+#include "engine/store_connection.h"
+
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
 #include <cstring>
-#include <map>
-#include <mutex>
 #include <random>
 #include <sstream>
 #include <thread>
@@ -14,7 +14,6 @@ namespace hvd {
 
 namespace {
 
-constexpr std::chrono::seconds kStoreTimeout{3};
 constexpr std::chrono::milliseconds kPollInterval{20};
 
 static_assert(std::is_trivially_copyable_v<Witness::Place>);
@@ -25,27 +24,6 @@ std::vector<uint8_t> random_name() {
   out << std::hex << random() << random() << random() << random();
   const auto text = out.str();
   return {text.begin(), text.end()};
-}
-
-/// A connection that no other code blocks in. All groups of the process share
-/// it: making one is dear, as torch's server looks each client's name up.
-c10::intrusive_ptr<c10d::Store> second_connection(
-    const c10::intrusive_ptr<c10d::Store>& store) {
-  static std::mutex mutex;
-  static std::map<c10d::Store*, c10::weak_intrusive_ptr<c10d::Store>> made;
-  std::lock_guard<std::mutex> lock(mutex);
-  // Whoever has the second connection keeps the first: no address comes again.
-  const auto found = made.find(store.get());
-  if (found != made.end()) {
-    if (auto connection = found->second.lock()) {
-      return connection;
-    }
-    made.erase(found);
-  }
-  auto connection = store->clone();
-  connection->setTimeout(kStoreTimeout);
-  made.emplace(store.get(), c10::weak_intrusive_ptr<c10d::Store>(connection));
-  return connection;
 }
 
 } // namespace
@@ -88,29 +66,45 @@ c10d::Store& Witness::store() {
 }
 
 void Witness::tell(const Place& place) {
+  told_ = place;
+  answers_ = false;
   try {
     std::vector<uint8_t> bytes(sizeof(place));
     std::memcpy(bytes.data(), &place, sizeof(place));
     store().set(key(rank_), bytes);
+    answers_ = true;
   } catch (const std::exception&) {
   }
 }
 
+std::optional<Witness::Place> Witness::word_of(int rank) {
+  std::optional<Place> place;
+  if (store().check({key(rank)})) {
+    const auto bytes = store().get(key(rank));
+    if (bytes.size() == sizeof(Place)) {
+      std::memcpy(&place.emplace(), bytes.data(), bytes.size());
+    }
+  }
+  return place;
+}
+
 std::vector<std::optional<Witness::Place>> Witness::ask(
-    std::chrono::milliseconds patience) {
+    std::chrono::milliseconds patience,
+    const Gone& gone) {
   std::vector<std::optional<Place>> places(size_);
+  places[rank_] = told_;
+  if (!answers_) {
+    return places;
+  }
   const auto give_up = std::chrono::steady_clock::now() + patience;
   try {
     for (int rank = 0; rank < size_; ++rank) {
-      while (!store().check({key(rank)}) &&
+      // Whoever is gone may have spoken before.
+      places[rank] = word_of(rank);
+      while (!places[rank] && !gone(rank) &&
              std::chrono::steady_clock::now() < give_up) {
         std::this_thread::sleep_for(kPollInterval);
-      }
-      if (store().check({key(rank)})) {
-        const auto bytes = store().get(key(rank));
-        if (bytes.size() == sizeof(Place)) {
-          std::memcpy(&places[rank].emplace(), bytes.data(), bytes.size());
-        }
+        places[rank] = word_of(rank);
       }
     }
   } catch (const std::exception&) {
@@ -119,17 +113,24 @@ std::vector<std::optional<Witness::Place>> Witness::ask(
 }
 
 std::string Witness::report(
-    const std::vector<std::optional<Place>>& places) const {
+    const std::vector<std::optional<Place>>& places,
+    const Gone& gone) const {
   std::ostringstream out;
   for (int rank = 0; rank < size_; ++rank) {
     out << (rank == 0 ? "" : "; ") << "rank " << rank << ' ';
     if (places[rank]) {
       out << "called " << places[rank]->signature.describe() << " as number "
           << places[rank]->seq
-          << (places[rank]->waiting ? "" : ", its last, and waits for nothing");
+          << (places[rank]->waiting ? "" : ", its last, and waits for nothing")
+          << (gone(rank) ? ", and has left or died" : "");
+    } else if (gone(rank)) {
+      out << "has left or died";
     } else {
       out << "left no word (it has died, or has not called anything)";
     }
+  }
+  if (!answers_) {
+    out << "; the store does not answer";
   }
   return out.str();
 }

@@ -5,6 +5,8 @@
 #include "common/collective.h"
 
 #include <chrono>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,7 +17,7 @@ namespace hvd {
 /// is wrong: where each one is. Costs nothing while all is well.
 ///
 /// Threads: one at a time. Store errors are swallowed: the store's host may be
-/// what has died.
+/// what has died. No call waits longer than seconds for it.
 class Witness {
  public:
   /// `store`: keys are this group's own. `group`: for messages.
@@ -38,11 +40,19 @@ class Witness {
   /// Lets the others know that this rank is at `place`.
   void tell(const Place& place);
 
-  /// Where each rank said it was; waits up to `patience` for all to speak.
-  std::vector<std::optional<Place>> ask(std::chrono::milliseconds patience);
+  /// Whether a rank's process is known to be gone: it will say no more.
+  using Gone = std::function<bool(int rank)>;
+
+  /// Where each rank said it was; waits up to `patience` for all that are not
+  /// gone to speak.
+  std::vector<std::optional<Place>> ask(
+      std::chrono::milliseconds patience,
+      const Gone& gone);
 
   /// One sentence from the answers of ask().
-  std::string report(const std::vector<std::optional<Place>>& places) const;
+  std::string report(
+      const std::vector<std::optional<Place>>& places,
+      const Gone& gone) const;
 
   /// One sentence on the ranks that have not called number `seq`.
   std::string missing(
@@ -56,10 +66,13 @@ class Witness {
  private:
   std::string key(int rank) const;
   c10d::Store& store();
+  std::optional<Place> word_of(int rank);
 
   c10::intrusive_ptr<c10d::Store> group_store_;
-  c10::intrusive_ptr<c10d::Store> own_store_; ///< without the group's prefixes
+  std::shared_ptr<c10d::Store> own_store_; ///< without the group's prefixes
   std::string name_; ///< the group's, in own_store_
+  std::optional<Place> told_;
+  bool answers_ = true; ///< the store, when last told
   int rank_;
   int size_;
   std::string group_;

@@ -64,15 +64,24 @@ RoutedTransport::RoutedTransport(
   }
 }
 
+bool RoutedTransport::is_gone(int peer) const {
+  return near_ && is_near(peer) ? near_->is_gone(hosts().place_of(peer))
+                                : far_->is_gone(peer);
+}
+
 uint64_t RoutedTransport::sent_bytes() const {
   return far_->sent_bytes() + (near_ ? near_->sent_bytes() : 0);
+}
+
+bool RoutedTransport::is_near(int peer) const {
+  return hosts().host_of(peer) == hosts().host_of(rank());
 }
 
 RoutedTransport::Halves RoutedTransport::split(
     const std::vector<Transfer>& transfers) const {
   Halves halves;
   for (const auto& [peer, buffer] : transfers) {
-    if (hosts().host_of(peer) == hosts().host_of(rank())) {
+    if (is_near(peer)) {
       halves.near.push_back({hosts().place_of(peer), buffer});
     } else {
       halves.far.push_back({peer, buffer});

@@ -29,6 +29,7 @@ class RoutedTransport final : public Transport {
   const char* name() const override {
     return "shm+gloo";
   }
+  bool is_gone(int peer) const override;
   uint64_t sent_bytes() const override;
   RequestPtr exchange(
       const std::vector<Transfer>& sends,
@@ -58,6 +59,7 @@ class RoutedTransport final : public Transport {
     std::vector<Transfer> far;
   };
 
+  bool is_near(int peer) const;
   Halves split(const std::vector<Transfer>& transfers) const;
   template <typename Start>
   RequestPtr start(

@@ -105,6 +105,11 @@ class Transport {
     return false;
   }
 
+  /// Whether the peer is known to have left or died.
+  virtual bool is_gone(int /*peer*/) const {
+    return false;
+  }
+
   /// What large tensors are cut into, so that folding one part hides behind
   /// the transfer of the next: long enough that a message's cost does not show
   /// (in 256 KB, 16 MB took up to a quarter longer over Gloo).

@@ -1,6 +1,8 @@
 // The engine under random programs, on simulated ranks in one process: every
-// program ends, in order, with the right results. See --help.
+// program ends, in order, with the right results. Shared memory likewise. See
+// --help.
 
+#include "shm_tests.h"
 #include "simulation.h"
 #include "unit_tests.h"
 
@@ -22,7 +24,8 @@ using namespace hvd::model;
 
 struct Options {
   uint64_t first = 0;
-  uint64_t seeds = 2000;
+  uint64_t seeds = 2000; ///< of the engine
+  uint64_t shm_seeds = 100; ///< of shared memory
   int64_t jobs = 4; ///< simulations at a time
   int64_t limit = 60; ///< seconds for one of them
 };
@@ -36,13 +39,15 @@ Options parse(int argc, char** argv) {
       options.first = std::strtoull(value, nullptr, 10);
     } else if (name == "--seeds") {
       options.seeds = std::strtoull(value, nullptr, 10);
+    } else if (name == "--shm-seeds") {
+      options.shm_seeds = std::strtoull(value, nullptr, 10);
     } else if (name == "--jobs") {
       options.jobs = std::strtoll(value, nullptr, 10);
     } else if (name == "--limit") {
       options.limit = std::strtoll(value, nullptr, 10);
     } else {
-      std::cerr << "model [--first SEED] [--seeds COUNT] [--jobs AT_A_TIME] "
-                   "[--limit SECONDS_EACH]\n";
+      std::cerr << "model [--first SEED] [--seeds COUNT] [--shm-seeds COUNT] "
+                   "[--jobs AT_A_TIME] [--limit SECONDS_EACH]\n";
       std::exit(2);
     }
   }
@@ -94,6 +99,18 @@ void run_seeds(
   }
 }
 
+void run_shm_seeds(const Options& options) {
+  test_bell();
+  test_ring();
+  for (uint64_t i = 0; i < options.shm_seeds; ++i) {
+    test_arena(options.first + i);
+    // What fails ends the process, and what hangs ends at the limit of whoever
+    // has started it: either way this is the last line.
+    std::cerr << "shm " << options.first + i << "\r";
+    test_shm(options.first + i);
+  }
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
@@ -105,6 +122,7 @@ int main(int argc, char** argv) {
   test_codec_for();
   test_error_feedback();
   test_burst(store);
+  run_shm_seeds(options);
   run_seeds(options, store);
   std::cout << "model: " << options.seeds << " seeds from " << options.first
             << " passed\n";

@@ -131,6 +131,14 @@ void Mailbox::add_read(Receive& receive, int64_t bytes, std::string error) {
   }
 }
 
+bool Mailbox::awaits_users_message() const {
+  const auto awaits = [](const auto& receive) {
+    return receive->key.kind == Key::Kind::User && !receive->done;
+  };
+  return std::any_of(posted_.begin(), posted_.end(), awaits) ||
+      std::any_of(begun_.begin(), begun_.end(), awaits);
+}
+
 ReceivePtr Mailbox::next_readable() {
   begun_.erase(
       std::remove_if(

@@ -47,6 +47,9 @@ class Mailbox {
   /// none.
   ReceivePtr next_readable();
 
+  /// Whether a receive of the user's waits for a message or a part of one.
+  bool awaits_users_message() const;
+
   /// Takes note that a part has been read, with an error unless that is empty.
   static void add_read(Receive& receive, int64_t bytes, std::string error);
 

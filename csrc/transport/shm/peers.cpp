@@ -11,6 +11,13 @@
 
 namespace hvd::shm {
 
+namespace {
+
+// How long a process that is killed takes to give its memory back, at most.
+constexpr std::chrono::milliseconds kDying{500};
+
+} // namespace
+
 Peers::Peers(std::vector<pid_t> pids, std::vector<int> lives)
     : pids_(std::move(pids)), lives_(std::move(lives)) {}
 
@@ -22,17 +29,24 @@ Peers::~Peers() {
   }
 }
 
-bool Peers::is_gone(int peer) const {
+bool Peers::is_gone(int peer, std::chrono::milliseconds patience) const {
   pollfd look{lives_[peer], POLLIN, 0};
-  return poll(&look, 1, 0) > 0;
+  return poll(&look, 1, static_cast<int>(patience.count())) > 0;
 }
 
 void Peers::read(int peer, uint64_t address, std::byte* to, int64_t bytes)
     const {
-  if (!read_memory(pids_[peer], address, to, bytes)) {
-    throw TransportError(
-        std::string("cannot read its memory: ") + std::strerror(errno));
+  if (read_memory(pids_[peer], address, to, bytes)) {
+    return;
   }
+  // A process that dies loses its memory first; until it is gone the others
+  // could not tell why this rank gives up.
+  const int cause = errno;
+  if (cause == ESRCH && is_gone(peer, kDying)) {
+    throw TransportError("it has left or died");
+  }
+  throw TransportError(
+      std::string("cannot read its memory: ") + std::strerror(cause));
 }
 
 bool read_memory(pid_t pid, uint64_t address, std::byte* to, int64_t bytes) {

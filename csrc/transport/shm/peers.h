@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -20,8 +21,8 @@ class Peers {
   Peers& operator=(const Peers&) = delete;
   ~Peers();
 
-  /// Whether the process is gone.
-  bool is_gone(int peer) const;
+  /// Whether the process is gone, or will be within `patience`.
+  bool is_gone(int peer, std::chrono::milliseconds patience = {}) const;
 
   /// Copies from a peer's memory. Throws TransportError.
   void read(int peer, uint64_t address, std::byte* to, int64_t bytes) const;

@@ -20,6 +20,11 @@ namespace {
 constexpr std::chrono::milliseconds kLookForDead{100};
 constexpr std::chrono::milliseconds kLookForRoom{1};
 
+// How long a message to the user may go unnoticed that nobody waits for. The
+// sender may wait, and this rank do something that waits for the sender.
+constexpr std::chrono::milliseconds kLookForMessages{5};
+constexpr std::chrono::milliseconds kLongestLook{50};
+
 // Longer than a peer that runs needs for a small message, shorter than waking a
 // thread twice. With more ranks than cores it would keep that peer from
 // running.
@@ -154,6 +159,7 @@ ShmTransport::~ShmTransport() {
   });
   closing_ = true;
   lock.unlock();
+  ended_.notify_all();
   if (delivery_.joinable()) {
     delivery_.join();
   }
@@ -192,7 +198,12 @@ RequestPtr ShmTransport::start(
     first = last;
   }
   outbox_.flush();
-  if (outbox_.is_waiting()) {
+  const auto is_left_alone = [](const ReceivePtr& receive) {
+    return receive->key.kind == Key::Kind::User && !receive->done;
+  };
+  if (outbox_.is_waiting() ||
+      std::any_of(
+          request->receives.begin(), request->receives.end(), is_left_alone)) {
     deliver_in_background();
   }
   return request;
@@ -371,7 +382,7 @@ std::string ShmTransport::awaited(const ShmRequest& request) const {
 
 void ShmTransport::check_open() const {
   if (aborted_) {
-    throw TransportError("shm: aborted");
+    throw TransportError("shm: aborted" + departed());
   }
   // Who timed out comes before those who gave up because of that.
   for (const auto& [state, what] :
@@ -379,20 +390,34 @@ void ShmTransport::check_open() const {
         std::pair(SegmentHead::State::Aborted, " gave up")}) {
     for (int peer = 0; peer < size(); ++peer) {
       if (segments_[peer].head().state == state) {
-        throw TransportError("shm: " + name_of(peer) + what);
+        throw TransportError("shm: " + name_of(peer) + what + departed());
       }
     }
   }
 }
 
+bool ShmTransport::is_gone(int peer) const {
+  return peer != rank() &&
+      (segments_[peer].head().state == SegmentHead::State::Left ||
+       peers_.is_gone(peer));
+}
+
+/// Why others may have given up, for a message.
+std::string ShmTransport::departed() const {
+  std::string text;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (is_gone(peer)) {
+      text += "; " + name_of(peer) + " has left or died";
+    }
+  }
+  return text;
+}
+
 void ShmTransport::check_living(const ShmRequest& request) {
   int gone = 0;
   for (int peer = 0; peer < size(); ++peer) {
-    const bool has_left =
-        segments_[peer].head().state == SegmentHead::State::Left;
     // Its last letters may have come after the last look at them.
-    if (peer == rank() || !(has_left || peers_.is_gone(peer)) || progress() ||
-        mailbox_.next_readable()) {
+    if (!is_gone(peer) || progress() || mailbox_.next_readable()) {
       continue;
     }
     ++gone;
@@ -415,9 +440,31 @@ void ShmTransport::deliver_in_background() {
   delivering_ = true;
   delivery_ = std::thread([this] {
     Lock lock(mutex_);
-    deliver_while(lock, [&] { return outbox_.is_waiting() && !closing_; });
+    deliver(lock);
     delivering_ = false;
   });
+}
+
+/// For receives it looks now and then, rather than be woken by all that comes:
+/// most are waited for soon.
+void ShmTransport::deliver(Lock& lock) {
+  auto pause = kLookForMessages;
+  const auto has_ended = [this] { return aborted_ || closing_; };
+  while (!has_ended() &&
+         (outbox_.is_waiting() || mailbox_.awaits_users_message())) {
+    const uint32_t seen = bell().strikes();
+    const bool moved = progress();
+    if (const auto receive = mailbox_.next_readable()) {
+      read_next_part(lock, *receive);
+    } else if (outbox_.is_waiting() && !moved) {
+      lock.unlock();
+      bell().wait(seen, Clock::now() + kLookForRoom);
+      lock.lock();
+    } else {
+      pause = moved ? kLookForMessages : std::min(2 * pause, kLongestLook);
+      ended_.wait_for(lock, pause, has_ended);
+    }
+  }
 }
 
 void ShmTransport::abort() noexcept {
@@ -427,6 +474,7 @@ void ShmTransport::abort() noexcept {
     segments_[rank()].head().state =
         timed_out_ ? SegmentHead::State::TimedOut : SegmentHead::State::Aborted;
   }
+  ended_.notify_all();
   for (const auto& segment : segments_) {
     segment.head().bell.ring();
   }

@@ -5,6 +5,7 @@
 #include "transport/shm/peers.h"
 #include "transport/transport.h"
 
+#include <condition_variable>
 #include <limits>
 #include <mutex>
 #include <thread>
@@ -21,7 +22,8 @@ namespace hvd {
 ///
 /// There is no thread but the callers'. Whoever waits also does what others in
 /// this process have yet to: reads for their receives, writes their sends. Only
-/// where a send has found no room and nobody waits does a thread see to it.
+/// where a send has found no room, or a message to the user is not there yet,
+/// and nobody waits does a thread see to it.
 class ShmTransport final : public Transport {
  public:
   /// What is known of a rank, its own entry included.
@@ -54,6 +56,7 @@ class ShmTransport final : public Transport {
   int64_t segments_ahead() const override {
     return 2;
   }
+  bool is_gone(int peer) const override;
   RequestPtr exchange(
       const std::vector<Transfer>& sends,
       const std::vector<Transfer>& receives,
@@ -89,6 +92,7 @@ class ShmTransport final : public Transport {
   void rest(uint32_t seen, Deadline until);
   std::string name_of(int peer) const;
   std::string awaited(const ShmRequest& request) const;
+  std::string departed() const;
   /// Throws TransportError if some rank has given up, and all with it.
   void check_open() const;
   /// Throws TransportError if the request needs a rank that is gone.
@@ -97,6 +101,7 @@ class ShmTransport final : public Transport {
   template <typename Condition>
   void deliver_while(Lock& lock, Condition condition);
   void deliver_in_background();
+  void deliver(Lock& lock);
 
   const std::vector<int> numbers_; ///< of the ranks, in the group
   const std::vector<shm::Segment> segments_;
@@ -111,6 +116,7 @@ class ShmTransport final : public Transport {
   bool closing_ = false;
   bool delivering_ = false; ///< the thread runs
   std::thread delivery_;
+  std::condition_variable ended_; ///< for that thread: closing or aborted
 };
 
 } // namespace hvd

@@ -1,0 +1,367 @@
+#include "shm_tests.h"
+
+#include "random.h"
+#include "require.h"
+#include "transport/shm/arena.h"
+#include "transport/shm/segment.h"
+#include "transport/shm/shm.h"
+
+#include <ATen/ops/empty.h>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace hvd::model {
+
+namespace {
+
+using shm::Letter;
+
+constexpr std::chrono::seconds kForEver{100};
+
+Deadline for_ever() {
+  return Clock::now() + kForEver;
+}
+
+/// What byte `place` of message `number` from a rank is.
+uint8_t byte_of(uint64_t number, int from, int64_t place) {
+  return static_cast<uint8_t>(
+      number * 31 + from * 7 + place * 13 + place / 256);
+}
+
+at::Tensor message(uint64_t number, int from, int64_t bytes) {
+  auto tensor = at::empty({bytes}, at::kByte);
+  auto* const to = tensor.mutable_data_ptr<uint8_t>();
+  for (int64_t i = 0; i < bytes; ++i) {
+    to[i] = byte_of(number, from, i);
+  }
+  return tensor;
+}
+
+void check(const at::Tensor& tensor, uint64_t number, int from) {
+  const auto* const bytes = tensor.const_data_ptr<uint8_t>();
+  for (int64_t i = 0; i < tensor.numel(); ++i) {
+    REQUIRE(bytes[i] == byte_of(number, from, i));
+  }
+}
+
+int64_t random_bytes(Random& random) {
+  switch (random.below(8)) {
+    case 0: // direct, or in parts
+      return random.between(72 * 1024, 2 * 1024 * 1024);
+    case 1:
+    case 2: // staged
+      return random.between(193, 72 * 1024);
+    default: // in the letter
+      return random.between(1, 192);
+  }
+}
+
+/// The segments of a group, and what each rank needs of the others.
+class Group {
+ public:
+  Group(int size, bool attach) : attach_(attach) {
+    for (int rank = 0; rank < size; ++rank) {
+      segments_.push_back(memfd_create("hvd-model", MFD_CLOEXEC));
+      REQUIRE(segments_.back() >= 0);
+      REQUIRE(ftruncate(segments_.back(), shm::Segment::length(size)) == 0);
+      ShmTransport::initialise(segments_.back(), size);
+    }
+    for (int rank = 0; rank < size; ++rank) {
+      transports_.push_back(
+          std::make_unique<ShmTransport>(rank, seen_from(rank)));
+    }
+  }
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+  ~Group() {
+    for (const int segment : segments_) {
+      close(segment);
+    }
+  }
+
+  ShmTransport& of(int rank) {
+    return *transports_[rank];
+  }
+
+  /// As a rank does that has finished.
+  void leave(int rank) {
+    transports_[rank] = nullptr;
+  }
+
+ private:
+  std::vector<ShmTransport::Rank> seen_from(int rank) const {
+    std::vector<ShmTransport::Rank> all;
+    for (size_t peer = 0; peer < segments_.size(); ++peer) {
+      const bool self = static_cast<int>(peer) == rank;
+      all.push_back(
+          {segments_[peer], self ? -1 : getpid(), -1, self || attach_});
+    }
+    return all;
+  }
+
+  const bool attach_;
+  std::vector<int> segments_;
+  std::vector<std::unique_ptr<ShmTransport>> transports_;
+};
+
+/// A program, the same on every rank: steps that each exchange messages of one
+/// size with all others, some of them under way together.
+class Program {
+ public:
+  explicit Program(uint64_t seed)
+      : random_(seed),
+        size_(static_cast<int>(random_.between(2, 4))),
+        attach_(random_.chance(50)),
+        steps_(random_.between(5, 40)),
+        pauses_(random_.chance(50) ? 0 : 30),
+        seed_(seed),
+        group_(size_, attach_) {
+    if (random_.chance(20)) {
+      gives_up_ = static_cast<int>(random_.below(size_));
+    }
+  }
+
+  void run() {
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size_; ++rank) {
+      threads.emplace_back([this, rank] { run_rank(rank); });
+    }
+    for (auto& thread : threads) {
+      thread.join();
+    }
+  }
+
+ private:
+  struct Step {
+    RequestPtr request;
+    uint64_t number;
+    std::vector<Transfer> receives;
+  };
+
+  void run_rank(int rank) {
+    std::thread conversation([this, rank] { guarded([&] { talk(rank); }); });
+    std::thread quitter;
+    if (rank == gives_up_) {
+      quitter = std::thread([this, rank] {
+        Random(seed_ + 1).pause(100);
+        group_.of(rank).abort();
+      });
+    }
+    guarded([&] { exchange(rank); });
+    conversation.join();
+    if (quitter.joinable()) {
+      quitter.join();
+    }
+    group_.leave(rank);
+  }
+
+  /// A rank that gives up is the only thing that may go wrong.
+  template <typename Body>
+  void guarded(Body body) {
+    try {
+      body();
+    } catch (const TransportTimeout&) {
+      REQUIRE(!"a transport that hangs");
+    } catch (const TransportError&) {
+      REQUIRE(gives_up_ >= 0);
+    }
+  }
+
+  void exchange(int rank) {
+    Random shared(seed_); // drawn from alike on every rank
+    Random own(seed_ * 8 + rank);
+    std::deque<Step> pending;
+    for (uint64_t number = 0; number < static_cast<uint64_t>(steps_);
+         ++number) {
+      const bool frames = shared.chance(30);
+      const int64_t bytes =
+          frames ? shared.between(1, 64 * 1024) : random_bytes(shared);
+      const int64_t room = frames ? 64 * 1024 : bytes;
+      const bool one_buffer = shared.chance(50);
+      const auto own_message = message(number, rank, bytes);
+      std::vector<Transfer> sends;
+      std::vector<Transfer> receives;
+      for (int peer = 0; peer < size_; ++peer) {
+        if (peer != rank) {
+          sends.push_back(
+              {peer, one_buffer ? own_message : message(number, rank, bytes)});
+          receives.push_back({peer, at::empty({room}, at::kByte)});
+        }
+      }
+      auto& transport = group_.of(rank);
+      auto request = frames
+          ? transport.exchange_frames(sends, receives)
+          : transport.exchange(sends, receives, {number, number * 3, 0});
+      for (auto& receive : receives) {
+        receive.buffer = receive.buffer.narrow(0, 0, bytes);
+      }
+      pending.push_back({std::move(request), number, std::move(receives)});
+      own.pause(pauses_);
+      const auto most = static_cast<size_t>(own.below(6));
+      while (pending.size() > most) {
+        end(pending, own.chance(50));
+      }
+    }
+    while (!pending.empty()) {
+      end(pending, true);
+    }
+  }
+
+  /// The first that is under way, or the last.
+  static void end(std::deque<Step>& pending, bool first) {
+    Step step = std::move(first ? pending.front() : pending.back());
+    first ? pending.pop_front() : pending.pop_back();
+    step.request->wait(for_ever());
+    for (const auto& [peer, buffer] : step.receives) {
+      check(buffer, step.number, peer);
+    }
+  }
+
+  /// Messages around the ring, received in another order.
+  void talk(int rank) {
+    Random shared(seed_ + 7);
+    auto& transport = group_.of(rank);
+    const int next = (rank + 1) % size_;
+    const int before = (rank + size_ - 1) % size_;
+    for (int round = 0; round < 3; ++round) {
+      std::vector<RequestPtr> sends;
+      std::vector<int64_t> sizes;
+      for (int tag = 0; tag < 20; ++tag) {
+        sizes.push_back(random_bytes(shared) / 8 + 1);
+        const auto buffer = message(tag, rank, sizes.back());
+        sends.push_back(transport.send(buffer, next, tag));
+      }
+      for (int i = 0; i < 20; ++i) {
+        const int tag = i * 7 % 20;
+        auto buffer = at::empty({sizes[tag]}, at::kByte);
+        const bool any = shared.chance(20);
+        const auto request = any ? transport.recv_any(buffer, tag)
+                                 : transport.recv(buffer, before, tag);
+        request->wait(for_ever());
+        REQUIRE(request->source() == before);
+        check(buffer, tag, before);
+      }
+      for (const auto& send : sends) {
+        send->wait(for_ever());
+      }
+    }
+  }
+
+  Random random_;
+  const int size_;
+  const bool attach_;
+  const int64_t steps_;
+  const int pauses_;
+  const uint64_t seed_;
+  int gives_up_ = -1; ///< a rank that aborts on the way
+  Group group_;
+};
+
+} // namespace
+
+void test_arena(uint64_t seed) {
+  constexpr int64_t kBytes = 64 * 1024;
+  Random random(seed);
+  shm::Arena arena(kBytes);
+  std::vector<std::pair<int64_t, int64_t>> taken; // begin, end
+  for (int step = 0; step < 2000; ++step) {
+    if (random.chance(55)) {
+      const int64_t bytes = random.between(1, kBytes / 4);
+      const auto offset = arena.take(bytes);
+      if (!offset) {
+        continue;
+      }
+      REQUIRE(*offset % 64 == 0 && *offset + bytes <= kBytes);
+      for (const auto& [begin, end] : taken) {
+        REQUIRE(*offset + bytes <= begin || end <= *offset);
+      }
+      taken.emplace_back(*offset, *offset + bytes);
+    } else if (!taken.empty()) {
+      const auto which = random.below(std::ssize(taken));
+      arena.give_back(taken[which].first);
+      taken.erase(taken.begin() + which);
+    }
+  }
+  for (const auto& one : taken) {
+    arena.give_back(one.first);
+  }
+  REQUIRE(arena.take(kBytes) == 0); // whole again
+}
+
+void test_bell() {
+  constexpr uint32_t kTurns = 3000;
+  constexpr int kPlayers = 3;
+  std::array<shm::Bell, kPlayers> bells;
+  std::atomic<uint32_t> turn{0};
+  std::vector<std::thread> players;
+  for (uint32_t player = 0; player < kPlayers; ++player) {
+    players.emplace_back([&, player] {
+      for (uint32_t mine = player; mine < kTurns; mine += kPlayers) {
+        while (true) {
+          const uint32_t seen = bells[player].strikes();
+          if (turn.load(std::memory_order_relaxed) == mine) {
+            break;
+          }
+          const auto until = Clock::now() + kForEver;
+          bells[player].wait(seen, until);
+          REQUIRE(Clock::now() < until); // slept through
+        }
+        turn.store(mine + 1, std::memory_order_relaxed);
+        bells[(player + 1) % kPlayers].ring();
+      }
+    });
+  }
+  for (auto& player : players) {
+    player.join();
+  }
+  REQUIRE(turn == kTurns);
+}
+
+void test_ring() {
+  constexpr uint32_t kLetters = 20'000;
+  const auto ring = std::make_unique<shm::Ring>();
+  std::thread writer([&] {
+    for (uint32_t id = 0; id < kLetters;) {
+      if (Letter* const letter = ring->vacant()) {
+        letter->id = id;
+        letter->bytes = Letter::kInline;
+        letter->content.fill(static_cast<std::byte>(id));
+        ring->publish();
+        ++id;
+      } else {
+        std::this_thread::yield();
+      }
+    }
+  });
+  for (uint32_t id = 0; id < kLetters;) {
+    if (const Letter* const letter = ring->front()) {
+      REQUIRE(letter->id == id);
+      const auto right = [&](std::byte byte) {
+        return byte == static_cast<std::byte>(id);
+      };
+      REQUIRE(
+          std::all_of(letter->content.begin(), letter->content.end(), right));
+      ring->pop();
+      ++id;
+    } else {
+      std::this_thread::yield();
+    }
+  }
+  writer.join();
+  REQUIRE(ring->front() == nullptr);
+}
+
+void test_shm(uint64_t seed) {
+  Program(seed).run();
+}
+
+} // namespace hvd::model

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstdint>
+
+namespace hvd::model {
+
+// Each ends the process where something is wrong.
+
+/// shm::Arena against a list of what is taken.
+void test_arena(uint64_t seed);
+
+/// Nothing that is rung for is slept through.
+void test_bell();
+
+/// shm::Ring: every letter once, in order, whole.
+void test_ring();
+
+/// ShmTransport between ranks that are threads, two of each: a random program
+/// of exchanges, frames and messages; in some, a rank gives up on the way.
+void test_shm(uint64_t seed);
+
+} // namespace hvd::model

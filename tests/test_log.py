@@ -1,0 +1,127 @@
+"""What hvd says of its choices: a line at init with HVD_LOG=info, and `python -m torch_hvd`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch import launch
+from torch_hvd import _log, _settings, _shm, _transport
+from torch_hvd._load import _C
+
+AUTO = _settings.Origin("default", "auto")
+
+
+def peer(reads_memory: bool) -> _C.ShmRank:
+    return _C.ShmRank(0, -1, -1, -1, reads_memory)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chosen", "shm", "hosts", "expected"),
+    [
+        (AUTO, "none", [], [0], "1 rank: needs no transport"),
+        (AUTO, "shm", [True] * 2, [0] * 2, "2 ranks on 1 host: shm (cross-memory attach)"),
+        (
+            AUTO,
+            "shm",
+            [True, False, True],
+            [0] * 3,
+            "3 ranks on 1 host: shm (no cross-memory attach)",
+        ),
+        (AUTO, "gloo", [], [0, 1, 0], "3 ranks on 2 hosts: gloo"),
+        (
+            _settings.Origin("HVD_TRANSPORT", "gloo"),
+            "gloo",
+            [],
+            [0, 0],
+            "2 ranks on 1 host: gloo, by HVD_TRANSPORT=gloo",
+        ),
+    ],
+)
+def test_description(
+    wanted: _settings.Origin, chosen: str, shm: list[bool], hosts: list[int], expected: str
+) -> None:
+    peers = [peer(reads) for reads in shm]
+    choice = _transport.Choice(chosen, hosts)
+    assert _transport.describe(wanted, choice, peers) == expected
+
+
+def said(**env: str) -> list[list[str]]:
+    """What each rank prints of hvd's."""
+    ended = launch("dist.new_group([1, 0])", 2, env={"TORCH_CPP_LOG_LEVEL": "ERROR", **env})
+    assert [rank.returncode for rank in ended] == [0, 0], [rank.stderr for rank in ended]
+    return [[line for line in rank.stderr.splitlines() if "hvd" in line] for rank in ended]
+
+
+def test_line_at_init() -> None:
+    """From the first rank of each group."""
+    line = "2 ranks on 1 host: gloo, by HVD_TRANSPORT=gloo"
+    lines = [f"hvd: group {group}, {line}" for group in (0, 1)]
+    assert said(HVD_LOG="info", HVD_TRANSPORT="gloo") == [lines, []]
+
+
+@pytest.mark.parametrize("env", [{}, {"HVD_LOG": "warning"}], ids=str)
+def test_silence(env: dict[str, str]) -> None:
+    assert said(**env) == [[], []]
+
+
+def test_levels() -> None:
+    assert _log.level({}) is None
+    assert _log.level({"HVD_LOG": "warning"}) == logging.WARNING
+    assert _log.level({"HVD_LOG": "info"}) == logging.INFO
+    for text in ("", "INFO", "all"):
+        with pytest.raises(ValueError, match=f"HVD_LOG is '{text}'; allowed is warning or info"):
+            _log.level({"HVD_LOG": text})
+
+
+def test_level_that_is_none() -> None:
+    """An error at init, on every rank."""
+    for rank in launch("", 2, env={"HVD_LOG": "loud"}):
+        assert rank.returncode == 1
+        assert "HVD_LOG is 'loud'; allowed is warning or info" in rank.stderr
+
+
+def facts(folder: Path, **env: str) -> dict[str, str]:
+    ran = subprocess.run(
+        [sys.executable, "-m", "torch_hvd"],
+        cwd=folder,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return dict(re.findall(r"^  (\S+(?: \S+)?)  +(.*)$", ran.stdout, re.MULTILINE))
+
+
+def test_table(tmp_path: Path) -> None:
+    """Each setting with where it comes from, also one that is not allowed."""
+    found = facts(
+        tmp_path,
+        HVD_TRANSPORT="gloo",
+        HOROVOD_FUSION_THRESHOLD="7",
+        HVD_CHECK="maybe",
+        HOROVOD_TIMELINE="out",
+    )
+    assert found["HVD_TRANSPORT"] == "gloo (environment)"
+    assert found["HVD_FUSION_THRESHOLD"] == "7 (HOROVOD_FUSION_THRESHOLD)"
+    assert found["HVD_FUSION_CUTOFF"] == "65536 (default)"
+    assert found["HVD_CHECK"] == "HVD_CHECK is 'maybe'; allowed is 0 or 1"
+    assert found["HVD_TIMELINE"] == "out (HOROVOD_TIMELINE)"
+    assert found["HVD_STATS"] == "not set"
+    assert found["cores"] == str(len(os.sched_getaffinity(0)))
+    assert found["codecs"] == f"{_C.simd()}, of {', '.join(_C.simd_names())}"
+
+
+def test_table_of_shared_memory(tmp_path: Path) -> None:
+    attach = "with" if _shm.can_attach() else "without"
+    assert facts(tmp_path)["shm"].startswith(f"yes, {attach} cross-memory attach")
+    without = "yes, without cross-memory attach: HVD_CMA is 0"
+    assert facts(tmp_path, HVD_CMA="0")["shm"] == without
+    assert facts(tmp_path, HVD_CMA="x")["shm"] == "no: HVD_CMA is 'x'; allowed is 0 or 1"
