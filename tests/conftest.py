@@ -1,10 +1,9 @@
 """How tests meet ranks.
 
 `@pytest.mark.ranks(2, 3)` makes the body of a test run on every rank of pools of those sizes, over
-gloo and shm or those in `transports=[...]`, instead of in pytest's process; with
-`hosts=[...]` also on so many ranks of two hosts. A test that asks for the `pool` fixture under the
-same mark gets the pool itself. One pool lives at a time; the tests of a module are ordered so that
-each starts once.
+gloo and shm or those in `transports=[...]`, instead of in pytest's process; with `hosts=[...]` also
+on so many ranks of two hosts. A test that asks for the `pool` fixture under the same mark gets the
+pool itself. One pool lives at a time; the tests of a module are ordered so that each starts once.
 """
 
 from __future__ import annotations
