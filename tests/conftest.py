@@ -1,10 +1,9 @@
 """How tests meet ranks.
 
 `@pytest.mark.ranks(2, 3)` makes the body of a test run on every rank of pools of those sizes, over
-gloo and shm or those in `transports=[...]`, instead of in pytest's process; with `hosts=True` also
-on two hosts, if there are more than two ranks. A test that asks for the `pool` fixture under the
-same mark gets the pool itself. One pool lives at a time; the tests of a module are ordered so that
-each starts once.
+gloo and shm or those in `transports=[...]`, instead of in pytest's process; with `hosts=[...]` also
+on so many ranks of two hosts. A test that asks for the `pool` fixture under the same mark gets the
+pool itself. One pool lives at a time; the tests of a module are ordered so that each starts once.
 """
 
 from __future__ import annotations
@@ -36,15 +35,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     mark = metafunc.definition.get_closest_marker("ranks")
     if mark is not None:
         backend = metafunc.config.getoption("--backend")
-        transports = list(mark.kwargs.get("transports", TRANSPORTS))
-        if mark.kwargs.get("hosts"):
-            transports.append(HOSTS)
-        pools = [
-            (backend, transport, size)
-            for transport in transports
-            for size in mark.args
-            if size > 2 or transport != HOSTS
-        ]
+        transports = mark.kwargs.get("transports", TRANSPORTS)
+        pools = [(backend, transport, size) for transport in transports for size in mark.args]
+        pools += [(backend, HOSTS, size) for size in mark.kwargs.get("hosts", ())]
         ids = [f"{backend}-{transport}-{size}" for backend, transport, size in pools]
         metafunc.fixturenames.append("pool")
         metafunc.parametrize("pool", pools, ids=ids, indirect=True, scope="module")

@@ -65,7 +65,7 @@ def dies_while_others_are_elsewhere(victim: int, count: int) -> None:
     together({call: partial(finds_out, call, count, group) for call, group in groups.items()})
 
 
-@pytest.mark.ranks(2, 3, hosts=True)
+@pytest.mark.ranks(2, 3, hosts=[3])
 @pytest.mark.parametrize("count", [SMALL, LARGE])
 @pytest.mark.parametrize("first_dies", [True, False])
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def dies_in_a_conversation(victim: int) -> None:
     expect_error(lambda: dist.recv(torch.zeros(3), src=victim), within=1)
 
 
-@pytest.mark.ranks(2, 3, hosts=True)
+@pytest.mark.ranks(2, 3, hosts=[3])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_killed_peer(pool: RankPool, victim: int) -> None:
     pool.run(dies_in_a_conversation, victim, lost=[victim])
@@ -107,7 +107,7 @@ def dies_beside_another_group() -> None:
         assert tensor[-1] == 2
 
 
-@pytest.mark.ranks(3, hosts=True)
+@pytest.mark.ranks(3, hosts=[3])
 def test_killed_rank_of_another_group(pool: RankPool) -> None:
     pool.run(dies_beside_another_group, lost=[2])
 

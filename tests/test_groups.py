@@ -38,7 +38,7 @@ def test_overlapping_subgroups() -> None:
     check_group()
 
 
-@pytest.mark.ranks(3, 4, hosts=True)
+@pytest.mark.ranks(3, 4, hosts=[3, 4])
 def test_local_synchronization() -> None:
     """Only the members make the group; the others are not asked."""
     rank = dist.get_rank()
@@ -51,7 +51,7 @@ def test_local_synchronization() -> None:
     check_group()
 
 
-@pytest.mark.ranks(4, hosts=True)
+@pytest.mark.ranks(4, hosts=[4])
 def test_device_mesh() -> None:
     rank = dist.get_rank()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("row", "column"))

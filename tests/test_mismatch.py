@@ -59,7 +59,7 @@ DIFFERENT: dict[str, tuple[Described, Described]] = {
 }
 
 
-@pytest.mark.ranks(2, 3, hosts=True)
+@pytest.mark.ranks(2, 3, hosts=[3])
 @pytest.mark.parametrize(
     ("first", "other"),
     [(SMALL, SMALL), (SMALL, LARGE), (LARGE, SMALL), (LARGE, LARGE)],
@@ -86,7 +86,7 @@ def test_different_calls(first: int, other: int) -> None:
     check_group()
 
 
-@pytest.mark.ranks(2, 3, hosts=True)
+@pytest.mark.ranks(2, 3, hosts=[3])
 def test_different_calls_with_more_behind() -> None:
     """What was issued after the calls that differ fails too or is right, on every rank."""
     rank = dist.get_rank()
