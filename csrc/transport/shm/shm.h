@@ -97,9 +97,9 @@ class ShmTransport final : public Transport {
   void check_open() const;
   /// Throws TransportError if the request needs a rank that is gone.
   void check_living(const ShmRequest& request);
-  /// Sees to what is under way while `condition()`, called with the lock.
-  template <typename Condition>
-  void deliver_while(Lock& lock, Condition condition);
+  /// Sees to what is under way, or rests for as long as a full ring may go
+  /// unnoticed.
+  void move_on(Lock& lock);
   void deliver_in_background();
   void deliver(Lock& lock);
 
