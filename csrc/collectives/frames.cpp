@@ -22,11 +22,13 @@ std::byte* FrameLane::outgoing() {
 }
 
 void FrameLane::post(int64_t bytes) {
-  const auto frame = outgoing_.narrow(0, 0, bytes);
+  if (!last_sent_.defined() || last_sent_.numel() != bytes) {
+    last_sent_ = outgoing_.narrow(0, 0, bytes);
+  }
   std::vector<Transfer> sends;
   for (int peer = 0; peer < transport_.size(); ++peer) {
     if (peer != transport_.rank()) {
-      sends.push_back({peer, frame});
+      sends.push_back({peer, last_sent_});
     }
   }
   departure_ = transport_.exchange_frames(sends, {});

@@ -38,6 +38,7 @@ class FrameLane {
 
   Transport& transport_;
   at::Tensor outgoing_;
+  at::Tensor last_sent_; ///< the part of it that went last
   std::array<Slot, 2> slots_;
   uint64_t round_ = 0;
   RequestPtr departure_;
