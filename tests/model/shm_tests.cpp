@@ -103,7 +103,7 @@ class Group {
     for (size_t peer = 0; peer < segments_.size(); ++peer) {
       const bool self = static_cast<int>(peer) == rank;
       all.push_back(
-          {segments_[peer], self ? -1 : getpid(), -1, self || attach_});
+          {peer, segments_[peer], self ? -1 : getpid(), -1, self || attach_});
     }
     return all;
   }
