@@ -100,8 +100,8 @@ class Group {
  private:
   std::vector<ShmTransport::Rank> seen_from(int rank) const {
     std::vector<ShmTransport::Rank> all;
-    for (size_t peer = 0; peer < segments_.size(); ++peer) {
-      const bool self = static_cast<int>(peer) == rank;
+    for (int peer = 0; peer < static_cast<int>(segments_.size()); ++peer) {
+      const bool self = peer == rank;
       all.push_back(
           {peer, segments_[peer], self ? -1 : getpid(), -1, self || attach_});
     }
