@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 def test_random_programs() -> None:
     jobs = f"-j{len(os.sched_getaffinity(0))}"
     build = ["make", "-C", "tests/model", jobs, f"PYTHON={sys.executable}", "model"]
-    for command in (build, ["build/model-none/model", "--seeds", "1000"]):
+    for command in (build, ["build/model-none/model", "--seeds", "500"]):
         ran = subprocess.run(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
