@@ -12,7 +12,7 @@ namespace {
 // While its callers submit one thing after the other and none waits, a rank
 // holds small collectives back, for the first frame to tell how many there are.
 constexpr std::chrono::microseconds kPause{50};
-constexpr std::chrono::milliseconds kLongestHold{1};
+constexpr std::chrono::milliseconds kLongestHold{4};
 
 // For so long after a call a background thread looks for work by itself, once a
 // pause: to be woken by every call that somebody waits for anyway would cost
