@@ -207,6 +207,10 @@ def main() -> None:
         if args.json:
             args.json.write_text(json.dumps(result, indent=2, default=str) + "\n")
     dist.destroy_process_group()
+    if args.backend == "gloo":
+        # Its threads outlive the group. One that drops a tensor while Python exits aborts the
+        # process (pytorch/pytorch#190489), so let them come to rest first.
+        time.sleep(0.1)
 
 
 if __name__ == "__main__":
