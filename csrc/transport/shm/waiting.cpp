@@ -4,6 +4,8 @@
 #include "transport/shm/request.h"
 #include "transport/shm/shm.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -18,6 +20,9 @@ namespace {
 // How long a death or a full ring may go unnoticed.
 constexpr std::chrono::milliseconds kLookForDead{100};
 constexpr std::chrono::milliseconds kLookForRoom{1};
+
+// How long a thread that spins keeps its core to itself.
+constexpr std::chrono::microseconds kUndisturbed{5};
 
 // How long a message to the user may go unnoticed that nobody waits for. The
 // sender may wait, and this rank do something that waits for the sender.
@@ -144,15 +149,16 @@ void ShmTransport::read_next_part(Lock& lock, Receive& receive) {
 }
 
 void ShmTransport::rest(uint32_t seen, Deadline until) {
-  const auto end = Clock::now() + spin_;
+  const auto begin = Clock::now();
   while (bell().strikes() == seen) {
-    if (Clock::now() >= end) {
+    const auto waited = Clock::now() - begin;
+    if (waited >= spin_) {
       bell().wait(seen, until);
       return;
     }
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
+    if (waited >= kUndisturbed) {
+      sched_yield(); // what is waited for may be waiting for this core
+    }
   }
 }
 
