@@ -18,6 +18,8 @@ _SET_MASTER = {
     "Slurm": "export MASTER_ADDR=HOST MASTER_PORT=29500 before srun",
 }
 
+filled: set[str] = set()  # the variables that `fill` has set in this process
+
 
 def fill(environ: MutableMapping[str, str]) -> None:
     """Set what env:// reads, where a launcher has set ranks and nobody RANK or WORLD_SIZE.
@@ -32,8 +34,9 @@ def fill(environ: MutableMapping[str, str]) -> None:
         found = {} if launch is None else variables(launch)
     except (OSError, ValueError):
         return  # mpi:// tells why
-    for name, value in found.items():
-        environ.setdefault(name, value)
+    for name in found.keys() - environ.keys():
+        environ[name] = found[name]
+        filled.add(name)
 
 
 def variables(launch: Launch) -> dict[str, str]:
