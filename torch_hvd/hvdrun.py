@@ -127,15 +127,16 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 def start(command: _translate.Command) -> NoReturn:
     """Become mpirun, or run torchrun's code here; exit with the code of the rank that failed."""
-    os.environ.clear()
-    os.environ.update(environment(command.variables))
+    variables = environment(command.variables)
     program, *arguments = command.arguments
     if program == "torchrun":
         from torch_hvd import _torchrun
 
+        os.environ.clear()
+        os.environ.update(variables)
         sys.exit(_torchrun.run(arguments))
     sys.stdout.flush()
-    os.execv(program, command.arguments)
+    os.execve(program, command.arguments, variables)
 
 
 def check_build() -> None:
