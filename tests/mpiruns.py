@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,8 +64,20 @@ def environment(more: Mapping[str, str] | None = None) -> tuple[dict[str, str], 
     return {**os.environ, **ours, **(more or {})}, token
 
 
-def left_of(token: str) -> list[str]:
-    """Command lines of the processes that have the token in their environment."""
+def left_of(token: str, seconds: float = 10.0) -> list[str]:
+    """Command lines of the processes that have the token in their environment.
+
+    They may have been told to end, and take some seconds.
+    """
+    deadline = time.monotonic() + seconds
+    while left := _with(token):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    return left
+
+
+def _with(token: str) -> list[str]:
     left = []
     for process in Path("/proc").iterdir():
         try:

@@ -12,9 +12,9 @@ import pytest
 from mpiruns import KINDS, environment, left_of, mpirun
 from rig.hosts import Hosts, complaint
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180)]
 if REASON := complaint():
-    pytestmark = [pytestmark, pytest.mark.skip(reason=f"no hosts here: {REASON}")]
+    pytestmark.append(pytest.mark.skip(reason=f"no hosts here: {REASON}"))
 
 AGENT = """#!{python}
 import os, sys

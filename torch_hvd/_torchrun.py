@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 
@@ -12,6 +13,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 def run(arguments: Sequence[str]) -> int:
     """Run `torchrun` with `arguments` to its end; its ranks are gone when this returns."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)  # torchrun does not flush what ranks print
     try:
         torch_run.run(torch_run.parse_args(list(arguments)))
     except ChildFailedError as error:
