@@ -94,9 +94,9 @@ def test_pip_install_then_an_unmodified_script(sources: Path, python: Path, whee
     run(python, "-m", "pip", "install", ".", folder=sources)
     outside = python.parent.parent
     (outside / "script.py").write_text((ROOT / "tests" / "stock_script.py").read_text())
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    hvdrun = [python.parent / "hvdrun", "-np", "2", python]
-    for launch in ([python, *torchrun], hvdrun):
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    hvdrun = str(python.parent / "hvdrun")
+    for launch in ((str(python), *torchrun), (hvdrun, "-np", "2", str(python))):
         printed = run(*launch, "script.py", folder=outside)
         assert sorted(re.findall(r"rank . of .: hvd", printed)) == [
             "rank 0 of 2: hvd",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 import torch_hvd
-from torch_hvd import __main__, _flags, hvdrun
+from torch_hvd import __main__, _settings, hvdrun
 
 
 def _launchers() -> Iterator[tuple[bool, str]]:
@@ -32,7 +32,7 @@ def table() -> str:
         "Available Frameworks": [(True, f"PyTorch {torch.__version__}")],
         "Available Launchers": _launchers(),
         "Available Transports": _transports(),
-        "Available Compression": [(True, name) for name in _flags.COMPRESSIONS[1:]],
+        "Available Compression": [(True, name) for name in _settings.COMPRESSIONS[1:]],
     }
     lines = [f"torch_hvd v{torch_hvd.__version__}:"]
     for title, entries in parts.items():

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from torch_hvd._settings import COMPRESSIONS
+
 # Flags of horovodrun that would do nothing, with why.
 _SENSELESS = {
     "--cycle-time-ms": "there is no cycle: what all ranks have ready travels at once",
@@ -53,7 +55,6 @@ _LEVELS = {
     **dict.fromkeys(("TRACE", "DEBUG", "INFO"), "info"),
     **dict.fromkeys(("WARNING", "ERROR", "FATAL"), "warning"),
 }
-COMPRESSIONS = ("none", "fp16", "bf16", "fp8", "fp8_e5m2", "int8", "int4")
 
 
 class _Senseless(argparse.Action):
