@@ -102,6 +102,18 @@ LO5 = "--mca btl_tcp_if_include lo --prtemca prte_if_include lo"
             f"-np 2 -H far:1,here:2 --output tag {BIND} -x MASTER_ADDR -x PATH python a.py",
         ),
         (
+            "openmpi4",
+            "-H far:1,here:2",
+            "",
+            f"-np 2 -H far:1,here:2 --tag-output {BIND} -x PATH python a.py",
+        ),
+        (
+            "openmpi4",
+            "-H far:1,off:2",
+            "MASTER_ADDR=far ",
+            f"-np 2 -H far:1,off:2 --tag-output {BIND} -x MASTER_ADDR -x PATH python a.py",
+        ),
+        (
             "mpich",
             "-H far:1,here:2",
             "MASTER_ADDR=far ",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import re
 import shutil
@@ -59,15 +60,12 @@ def job_of(args: argparse.Namespace) -> _translate.Job:
     if hosts and (slots := sum(host.slots for host in hosts)) < args.size:
         raise ValueError(f"-np {args.size} is more than the {slots} slots of the hosts")
     remote = not all(map(_hosts.is_here, hosts))
-    variables = _flags.settings(args)
-    if remote and not _hosts.is_here(hosts[0]) and "MASTER_ADDR" not in os.environ:
-        variables["MASTER_ADDR"] = hosts[0].name  # mpirun tells ranks only where it runs itself
     return _translate.Job(
         size=args.size,
         command=tuple(args.command),
         hosts=hosts,
         remote=remote,
-        variables=variables,
+        variables=_flags.settings(args),
         output=args.output_filename and os.path.abspath(args.output_filename),
         interface=args.network_interface,
         mpi_args=args.mpi_args,
@@ -89,14 +87,28 @@ def translate(
             raise ValueError("--mpi-args and --binding-args are for mpirun: add --mpi")
         # torchrun would do the same, and say so at length.
         threads = {} if "OMP_NUM_THREADS" in environ else {"OMP_NUM_THREADS": "1"}
-        return _translate.torchrun(
-            _translate.Job(**{**vars(job), "variables": {**threads, **job.variables}})
-        )
+        return _translate.torchrun(_with(job, threads))
     kind, _, version = version_of(mpirun).rpartition(" ")
-    if kind == "Open MPI":
-        root = os.geteuid() == 0
-        return _translate.open_mpi(job, mpirun, int(version.split(".")[0]), environ, root)
-    return _translate.hydra(job, mpirun)
+    major = int(version.split(".")[0]) if kind == "Open MPI" else None
+    if job.remote and "MASTER_ADDR" not in environ:
+        job = _with(job, _master(job.hosts, local_first=major == 4))
+    if major is None:
+        return _translate.hydra(job, mpirun)
+    return _translate.open_mpi(job, mpirun, major, environ, os.geteuid() == 0)
+
+
+def _with(job: _translate.Job, variables: Mapping[str, str]) -> _translate.Job:
+    return dataclasses.replace(job, variables={**variables, **job.variables})
+
+
+def _master(hosts: Sequence[_hosts.Host], local_first: bool) -> dict[str, str]:
+    """Where rank 0 is, if that is not here: mpirun tells ranks only where it runs itself.
+
+    It is on the first host; but Open MPI 4 fills this host before all others.
+    """
+    if any(map(_hosts.is_here, hosts if local_first else hosts[:1])):
+        return {}
+    return {"MASTER_ADDR": hosts[0].name}
 
 
 def wanted_mpirun(args: argparse.Namespace, job: _translate.Job) -> str | None:
