@@ -40,6 +40,22 @@ if dist.get_rank() == 1:
     {}
 time.sleep(150)
 """
+MPICH = Path(sys.prefix, "lib", "libmpi.so.12")
+MPI = """
+import ctypes, os
+lib, world = ctypes.CDLL({library!r}), 0x44000000  # MPICH's MPI_COMM_WORLD
+def abort(code): lib.MPI_Abort(world, code)
+lib.MPI_Init(None, None)
+size, rank = ctypes.c_int(), ctypes.c_int()
+lib.MPI_Comm_size(world, ctypes.byref(size))
+lib.MPI_Comm_rank(world, ctypes.byref(rank))
+print(f"{{rank.value}} of {{size.value}}", flush=True)
+lib.MPI_Barrier(world)
+if rank.value == 1:
+    {does}
+lib.MPI_Barrier(world)
+lib.MPI_Finalize()
+"""
 
 
 def hvdrun_by(launcher: str, folder: Path) -> list[str]:
@@ -155,6 +171,17 @@ def test_the_first_failure_ends_all_with_its_exit_code(
     ran = run([*hvdrun, "-np", "3", sys.executable, "-c", MEET.format(does)])
     assert ran.returncode == code, ran.stderr
     assert ran.stdout.count("met") == 3
+
+
+@pytest.mark.skipif(not MPICH.exists(), reason="no MPICH in this environment: pip install mpich")
+@pytest.mark.parametrize(("does", "code"), [("pass", 0), ("os._exit(3)", 3), ("abort(4)", 4)])
+def test_programs_of_mpich_run_and_end_as_without_hvdrun(
+    tmp_path: Path, does: str, code: int
+) -> None:
+    command = [*hvdrun_by("mpich", tmp_path), "-np", "2", sys.executable, "-c"]
+    ran = run([*command, MPI.format(library=str(MPICH), does=does)])
+    assert ran.returncode == code, ran.stderr
+    assert sorted(ran.stdout.splitlines()) == ["[0] 0 of 2", "[1] 1 of 2"]
 
 
 def test_a_command_that_is_not_there(hvdrun: list[str]) -> None:
