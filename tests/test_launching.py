@@ -1,0 +1,262 @@
+"""Ranks that mpirun, torchrun and hvdrun start: real processes, to their ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import torch_hvd
+from mpiruns import KINDS, ROOT, environment, left_of, mpirun, plain
+
+pytestmark = pytest.mark.timeout(180)
+
+HVDRUN = [sys.executable, "-m", "torch_hvd.hvdrun"]
+DIGITS = ROOT / "examples" / "train_digits.py"
+LAUNCHERS = ("torchrun", *KINDS)
+SUM = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("hvd", init_method=sys.argv[1])
+ranks = torch.tensor([1 << dist.get_rank()])
+dist.all_reduce(ranks)
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+print(ranks.item(), *(os.environ[name] for name in names), flush=True)
+dist.destroy_process_group()
+"""
+# Ranks meet, then rank 1 does what is asked for and the others would sleep on.
+MEET = """
+import os, signal, sys, time, torch.distributed as dist
+dist.init_process_group("hvd")
+dist.barrier()
+print("met", flush=True)
+if dist.get_rank() == 1:
+    {}
+time.sleep(150)
+"""
+MPICH = Path(sys.prefix, "lib", "libmpi.so.12")
+MPI = """
+import ctypes, os
+lib, world = ctypes.CDLL({library!r}), 0x44000000  # MPICH's MPI_COMM_WORLD
+def abort(code): lib.MPI_Abort(world, code)
+lib.MPI_Init(None, None)
+size, rank = ctypes.c_int(), ctypes.c_int()
+lib.MPI_Comm_size(world, ctypes.byref(size))
+lib.MPI_Comm_rank(world, ctypes.byref(rank))
+print(f"{{rank.value}} of {{size.value}}", flush=True)
+lib.MPI_Barrier(world)
+if rank.value == 1:
+    {does}
+lib.MPI_Barrier(world)
+lib.MPI_Finalize()
+"""
+
+
+def hvdrun_by(launcher: str, folder: Path) -> list[str]:
+    return HVDRUN if launcher == "torchrun" else [*HVDRUN, "--mpirun", mpirun(launcher, folder)]
+
+
+@pytest.fixture(params=LAUNCHERS)
+def hvdrun(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+    """hvdrun, by each launcher."""
+    return hvdrun_by(request.param, tmp_path)
+
+
+def run(command: list[str], **more: str) -> subprocess.CompletedProcess[str]:
+    env, token = environment(more)
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150)
+    assert left_of(token) == []
+    return ran
+
+
+def lines(ran: subprocess.CompletedProcess[str]) -> list[str]:
+    assert ran.returncode == 0, ran.stderr
+    return sorted(ran.stdout.splitlines())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stock_script_under_mpirun(tmp_path: Path, kind: str) -> None:
+    script = [sys.executable, str(ROOT / "tests" / "stock_script.py")]
+    ran = run(plain(kind, mpirun(kind, tmp_path), 3, *script))
+    assert lines(ran) == [f"rank {rank} of 3: hvd" for rank in range(3)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mpi_urls_under_mpirun(tmp_path: Path, kind: str) -> None:
+    script = [sys.executable, "-c", SUM, "mpi://"]
+    ran = run(plain(kind, mpirun(kind, tmp_path), 2, *script))
+    assert lines(ran) == ["3 0 2 0 2 127.0.0.1", "3 1 2 1 2 127.0.0.1"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_set_where_that_is_not_wanted(tmp_path: Path, kind: str) -> None:
+    ask = [sys.executable, "-c", "import os, torch; print(os.environ.get('RANK'))"]
+    ran = run(plain(kind, mpirun(kind, tmp_path), 2, *ask), HVD_LAUNCHER="none")
+    assert lines(ran) == ["None", "None"]
+
+
+def test_mpi_urls_without_a_launcher_say_what_to_do() -> None:
+    ran = run([sys.executable, "-c", SUM, "mpi://"])
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[-1] == (
+        "ValueError: mpi:// finds no launcher: start the program with mpirun, srun or hvdrun "
+        "--mpi; under torchrun leave init_method out"
+    )
+
+
+def test_a_step_of_slurm() -> None:
+    step = {
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_STEP_ID": "0",
+        "SLURM_NTASKS": "2",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_STEP_NODELIST": "node7",
+        "SLURM_NODEID": "0",
+    }
+    started = []
+    for rank in range(2):
+        env, _ = environment({**step, "SLURM_PROCID": f"{rank}", "SLURM_LOCALID": f"{rank}"})
+        command = [sys.executable, "-c", SUM, "env://"]
+        started.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
+    printed = [process.communicate(timeout=60)[0] for process in started]
+    assert printed == ["3 0 2 0 2 127.0.0.1\n", "3 1 2 1 2 127.0.0.1\n"]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "prefix"),
+    [("torchrun", "[rank{}]:"), ("openmpi", "[1,{}]<stdout>:"), ("mpich", "[{}] ")],
+)
+def test_hvdrun_prefixes_output_with_ranks(tmp_path: Path, launcher: str, prefix: str) -> None:
+    command = [*hvdrun_by(launcher, tmp_path), "-np", "2", "--verbose"]
+    ran = run([*command, sys.executable, "-c", SUM, "env://"])
+    for rank, line in enumerate(lines(ran)):
+        # Version 5 of Open MPI has a space there, and torchrun's address may be a name.
+        assert line.replace(">: ", ">:").startswith(f"{prefix.format(rank)}3 {rank} 2 {rank} 2 ")
+    started = ran.stderr.splitlines()[0]
+    assert ("torchrun --standalone" in started) == (launcher == "torchrun"), started
+    assert f"{sys.executable} -c " in started
+
+
+def test_hvdrun_writes_output_to_files(hvdrun: list[str], tmp_path: Path) -> None:
+    script = (
+        "import os, sys, torch\n"
+        "for stream in (sys.stdout, sys.stderr): print(os.environ['RANK'], file=stream)"
+    )
+    options = ["-np", "2", "--output-filename", str(tmp_path / "logs")]
+    ran = run([*hvdrun, *options, sys.executable, "-c", script])
+    assert lines(ran) == []
+    logs = {
+        f"{path.parent.name}/{path.name}": path.read_text() for path in tmp_path.glob("logs/*/*")
+    }
+    assert logs == {
+        f"rank.{rank}/{name}": f"{rank}\n" for rank in range(2) for name in ("stdout", "stderr")
+    }
+
+
+@pytest.mark.parametrize(
+    ("does", "code"),
+    [("os._exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", 128 + signal.SIGKILL)],
+    ids=["exit", "kill"],
+)
+def test_the_first_failure_ends_all_with_its_exit_code(
+    hvdrun: list[str], does: str, code: int
+) -> None:
+    ran = run([*hvdrun, "-np", "3", sys.executable, "-c", MEET.format(does)])
+    assert ran.returncode == code, ran.stderr
+    assert ran.stdout.count("met") == 3
+
+
+@pytest.mark.skipif(not MPICH.exists(), reason="no MPICH in this environment: pip install mpich")
+@pytest.mark.parametrize(("does", "code"), [("pass", 0), ("os._exit(3)", 3), ("abort(4)", 4)])
+def test_programs_of_mpich_run_and_end_as_without_hvdrun(
+    tmp_path: Path, does: str, code: int
+) -> None:
+    command = [*hvdrun_by("mpich", tmp_path), "-np", "2", sys.executable, "-c"]
+    ran = run([*command, MPI.format(library=str(MPICH), does=does)])
+    assert ran.returncode == code, ran.stderr
+    assert sorted(ran.stdout.splitlines()) == ["[0] 0 of 2", "[1] 1 of 2"]
+
+
+def test_a_command_that_is_not_there(hvdrun: list[str]) -> None:
+    ran = run([*hvdrun, "-np", "2", "/no/such/program"])
+    assert ran.returncode != 0
+    assert "/no/such/program" in ran.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "term"])
+def test_ctrl_c_leaves_no_process(hvdrun: list[str], number: int) -> None:
+    env, token = environment()
+    command = [*hvdrun, "-np", "2", sys.executable, "-c", MEET.format("pass")]
+    with subprocess.Popen(
+        command,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as job:
+        assert job.stdout is not None
+        for _ in range(2):
+            assert "met" in job.stdout.readline()
+        if number == signal.SIGINT:
+            os.killpg(job.pid, number)  # as a terminal does
+        else:
+            os.kill(job.pid, number)
+        assert job.wait(timeout=100) not in (0, -signal.SIGKILL)
+    assert left_of(token) == []
+
+
+def train(command: list[str], results: Path) -> dict[str, Any]:
+    options = ["--model", "mlp", "--epochs", "2", "--json", str(results)]
+    ran = run([*command, sys.executable, str(DIGITS), *options])
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(results.read_text())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_example_trains_alike_under_every_launcher(tmp_path: Path, kind: str) -> None:
+    found = mpirun(kind, tmp_path)
+    results = [
+        train(plain(kind, found, 2), tmp_path / "mpirun.json"),
+        train([*HVDRUN, "-np", "2", "--mpirun", found], tmp_path / "hvdrun-mpi.json"),
+        train([*HVDRUN, "-np", "2"], tmp_path / "hvdrun.json"),
+    ]
+    for result in results:
+        assert (result["world_size"], result["tested"], result["backend"]) == (2, 360, "hvd")
+        assert result["accuracy"] > 0.5
+        assert result["loss"] == results[0]["loss"]
+        assert result["accuracy"] == results[0]["accuracy"]
+
+
+def place_of(rank_plus: int, *, fails: int = -1) -> tuple[int, int]:
+    """For `torch_hvd.run`: this rank plus a number, and the number of ranks."""
+    dist.init_process_group("hvd")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    if rank == fails:
+        raise KeyError("mine")
+    return rank + rank_plus, size
+
+
+@pytest.mark.parametrize("options", [[], ["--mpi"]], ids=["torchrun", "mpirun"])
+def test_run_returns_results_by_rank(options: list[str], tmp_path: Path) -> None:
+    if options:
+        options = ["--mpirun", mpirun("mpich", tmp_path)]
+    assert torch_hvd.run(place_of, (10,), np=3, options=options) == [(10, 3), (11, 3), (12, 3)]
+
+
+def test_run_raises_what_a_rank_raised() -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)rank 1 raised:.*KeyError: 'mine'"):
+        torch_hvd.run(place_of, (0,), {"fails": 1}, np=2)
+
+
+def test_run_tells_that_a_rank_has_ended() -> None:
+    with pytest.raises(RuntimeError, match="hvdrun ended with exit code 3"):
+        torch_hvd.run(os._exit, (3,), np=2)

@@ -1,0 +1,84 @@
+"""Addresses of this host, and which of another's it reaches best. Sends nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import os
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+
+
+def resolve(host: str) -> str | None:
+    """The IPv4 address of a host, None if nobody knows it."""
+    try:
+        return socket.gethostbyname(host)
+    except OSError:
+        return None
+
+
+def is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
+
+
+def towards(host: str) -> str:
+    """The local address that packets to `host` leave from.
+
+    Raises:
+        OSError: there is no way to it.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        address: str = probe.getsockname()[0]
+        return address
+
+
+def of_interfaces() -> Iterator[tuple[str, str]]:
+    """Each interface that has an IPv4 address, and that."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", os.fsencode(name)[:15])
+            try:
+                reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:
+                continue  # an interface without an IPv4 address
+            yield name, socket.inet_ntoa(reply[20:24])
+
+
+def own() -> str | None:
+    """An address of this host for others: that of its name, or of an interface."""
+    named = resolve(socket.gethostname())
+    if named is not None and not is_loopback(named):
+        return named
+    return next((found for _, found in of_interfaces() if not is_loopback(found)), None)
+
+
+def is_own(address: str) -> bool:
+    """Whether it is an address of this host."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+        return True
+
+
+def nearest(addresses: Sequence[str]) -> str | None:
+    """Of the addresses of a host the one most like ours on the way to it, None of none."""
+
+    def likeness(address: str) -> int:
+        try:
+            ours = towards(address)
+        except OSError:
+            return -1
+        return 32 - (_number(address) ^ _number(ours)).bit_length()
+
+    others = [address for address in addresses if not is_loopback(address)]
+    return max(others, key=likeness, default=None)
+
+
+def _number(address: str) -> int:
+    return int(ipaddress.IPv4Address(address))

@@ -1,0 +1,29 @@
+"""torchrun in this process, with the exit code of the rank that failed first: its own is 1."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+
+from torch.distributed import run as torch_run
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run `torchrun` with `arguments` to its end; its ranks are gone when this returns."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)  # torchrun does not flush what ranks print
+    try:
+        torch_run.run(torch_run.parse_args(list(arguments)))
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        code = failure.exitcode
+        how = f"exited with code {code}" if code > 0 else f"was ended by signal {-code}"
+        print(f"hvdrun: rank {rank} {how}", file=sys.stderr)
+        return code if code > 0 else 128 - code
+    except SignalException as error:
+        return 128 + error.sigval
+    return 0

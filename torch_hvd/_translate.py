@@ -1,0 +1,123 @@
+"""The command of torchrun or of an mpirun that starts a job: pure translation."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch_hvd._hosts import Host
+
+_RANK = Path(__file__).with_name("_rank.py")
+
+# What ranks on other hosts get of our environment; Hydra hands on all of it.
+_NAMES = {
+    *("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "MASTER_ADDR", "MASTER_PORT"),
+    "CUDA_VISIBLE_DEVICES",
+}
+_PREFIXES = ("HVD_", "HOROVOD_", "GLOO_", "NCCL_", "UCX_", "OMP_", "MKL_", "PYTHON", "TORCH_")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be started.
+
+    `hosts` are in the order in which ranks fill them; `remote` tells whether one is another than
+    this. `variables` come on top of the environment.
+    """
+
+    size: int
+    command: tuple[str, ...]
+    hosts: tuple[Host, ...] = ()
+    remote: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+    output: str | None = None
+    interface: str | None = None
+    mpi_args: str = ""
+    binding_args: str | None = None
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line, and the variables it needs; as text, what one would type."""
+
+    arguments: tuple[str, ...]
+    variables: Mapping[str, str]
+
+    def __str__(self) -> str:
+        settings = (f"{name}={shlex.quote(value)}" for name, value in self.variables.items())
+        return " ".join((*settings, shlex.join(self.arguments)))
+
+
+def torchrun(job: Job) -> Command:
+    """For one host."""
+    return Command(
+        (
+            *("torchrun", "--standalone", "--nproc-per-node", str(job.size)),
+            *(() if job.output else ("--role", "rank", "--tee", "3")),
+            *("--no-python", *_command(job)),
+        ),
+        job.variables,
+    )
+
+
+def open_mpi(
+    job: Job, mpirun: str, version: int, environ: Mapping[str, str], root: bool
+) -> Command:
+    """For Open MPI of a major version; `root` says that the user is."""
+    interface = job.interface
+    own = "prte_if_include" if version >= 5 else "oob_tcp_if_include"
+    tagged = ("--output", "tag") if version >= 5 else ("--tag-output",)
+    handed_on = sorted(filter(_is_handed_on, {*environ, *job.variables})) if job.remote else ()
+    return Command(
+        (
+            *(mpirun, "-np", str(job.size), "-H", _hosts(job)),
+            *(("--allow-run-as-root",) if root else ()),
+            *(() if job.output else tagged),
+            *_words(job.binding_args, "--bind-to none --map-by slot"),
+            *(("--mca", "btl_tcp_if_include", interface) if interface else ()),
+            *(("--prtemca" if version >= 5 else "--mca", own, interface) if interface else ()),
+            *(word for name in handed_on for word in ("-x", name)),
+            *_words(job.mpi_args),
+            *_command(job),
+        ),
+        job.variables,
+    )
+
+
+def hydra(job: Job, mpirun: str) -> Command:
+    """For MPICH and Intel MPI."""
+    return Command(
+        (
+            *(mpirun, "-np", str(job.size), "-hosts", _hosts(job)),
+            *(() if job.output else ("-prepend-rank",)),
+            *(("-iface", job.interface) if job.interface else ()),
+            *_words(job.binding_args),
+            *_words(job.mpi_args),
+            *_command(job, "--abort"),
+        ),
+        job.variables,
+    )
+
+
+def _words(text: str | None, default: str = "") -> list[str]:
+    return shlex.split(default if text is None else text)
+
+
+def _hosts(job: Job) -> str:
+    hosts = job.hosts or (Host("localhost", job.size),)
+    return ",".join(f"{host.name}:{host.slots}" for host in hosts)
+
+
+def _is_handed_on(name: str) -> bool:
+    return name in _NAMES or name.startswith(_PREFIXES)
+
+
+def _command(job: Job, *options: str) -> Iterator[str]:
+    if job.output:
+        options = ("--output", job.output, *options)
+    if options:
+        yield from (sys.executable, "-I", str(_RANK), *options)
+    yield from job.command

