@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch.distributed as dist
 
 from launch import launch
 
@@ -44,3 +45,21 @@ def test_end_of_program(end: str) -> None:
         if not code:
             assert ended.stdout == "end\n"
             assert "terminate" not in ended.stderr and "Traceback" not in ended.stderr, ended.stderr
+
+
+def test_the_host_of_the_store_leaves_first() -> None:
+    """A rank has joined only when nobody needs the store any more to join."""
+    port = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False).port
+    script = f"""
+        from torch_hvd import _backend
+        dist.destroy_process_group()
+        make = _backend._C.ProcessGroupHVD
+        def make_late(*arguments):
+            time.sleep(2 * rank)
+            return make(*arguments)
+        _backend._C.ProcessGroupHVD = make_late
+        address = "tcp://127.0.0.1:{port}"
+        dist.init_process_group("hvd", init_method=address, rank=rank, world_size=size)
+    """
+    for ended in launch(script, size=2):
+        assert ended.returncode == 0, ended.stderr

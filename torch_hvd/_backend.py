@@ -4,6 +4,7 @@ import atexit
 import copy
 import logging
 import os
+from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -19,6 +20,17 @@ def _own_store(store: Store, size: int) -> Store:
     """
     generation = (store.add("hvd/generation", 1) - 1) // size
     return PrefixStore(f"hvd/{generation}", store)
+
+
+def _join_last(store: Store, rank: int, size: int, timeout: timedelta) -> None:
+    """Have rank 0 return after all others have done with the store, which it usually hosts.
+
+    Its program may end at once, or fail.
+    """
+    if store.add("joined", 1) == size:
+        store.set("all_joined", "")
+    if rank == 0:
+        store.wait(["all_joined"], timeout)
 
 
 def create(opts: Any, pg_options: Any) -> Any:
@@ -70,12 +82,14 @@ def create(opts: Any, pg_options: Any) -> Any:
     ranks = opts.global_ranks_in_group
     _trace.begin(os.environ, ranks[rank] if ranks else rank)
     try:
-        return _C.ProcessGroupHVD(
+        group = _C.ProcessGroupHVD(
             store, rank, gloo, shm, hosts, options, str(opts.group_id), stats_edges
         )
     finally:
         for peer in shm:
             os.close(peer.segment)
+    _join_last(store, rank, size, opts.timeout)
+    return group
 
 
 # A program may end without destroy_process_group; its threads must not.
