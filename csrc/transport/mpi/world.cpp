@@ -1,0 +1,102 @@
+#include "transport/mpi/world.h"
+
+#include "common/fork.h"
+#include "transport/mpi/environment.h"
+
+#include <c10/util/Exception.h>
+
+namespace hvd::mpi {
+
+World& World::instance() {
+  // Never destroyed: MPI has threads and files that outlive static destructors.
+  static World& world = *std::unique_ptr<World>(new World()).release();
+  return world;
+}
+
+Library World::open(const std::vector<std::string>& candidates) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!communicator_) {
+    const Library library(candidates);
+    calls_ = bind(library);
+    library_ = library;
+  }
+  return *library_;
+}
+
+std::optional<World::Place> World::place() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  TORCH_INTERNAL_ASSERT(calls_);
+  if (!communicator_ && calls_->is_initialised()) {
+    adopt();
+  }
+  return communicator_ ? std::optional(place_) : std::nullopt;
+}
+
+void World::start_launched() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  start();
+}
+
+void World::start_unlaunched(
+    c10::intrusive_ptr<c10d::Store> store,
+    PmiResponder::Place place) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  responder_ = std::make_unique<PmiResponder>(std::move(store), place);
+  // What another launcher has left there means other processes than these. And
+  // none started later may think that it belongs to this world.
+  const EnvironmentDuring during({"PMI_", "PMIX_"}, responder_->variables());
+  start();
+  place_.name = place.name;
+}
+
+void World::start() {
+  TORCH_INTERNAL_ASSERT(calls_ && !communicator_);
+  calls_->initialise();
+  started_here_ = true;
+  adopt();
+}
+
+void World::adopt() {
+  TORCH_CHECK(
+      !calls_->is_finalised(),
+      "hvd: MPI was finalised in this process; it cannot be started again");
+  place_.any_threads = calls_->settle_threads();
+  communicator_ = calls_->world();
+  place_.rank = communicator_->rank();
+  place_.size = communicator_->size();
+  depth_ = fork_depth();
+}
+
+Communicator& World::communicator() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  TORCH_INTERNAL_ASSERT(communicator_);
+  return *communicator_;
+}
+
+bool World::is_usable() {
+  if (depth_ != fork_depth()) {
+    return false; // a thread that is not here may hold the lock
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  return communicator_ && !finalised_ && !calls_->is_finalised();
+}
+
+void World::abandon(std::shared_ptr<void> buffers) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  is_abandoned_ = true;
+  abandoned_.push_back(std::move(buffers));
+}
+
+void World::finalise() {
+  if (depth_ != fork_depth()) {
+    return;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!started_here_ || is_abandoned_ || finalised_) {
+    return;
+  }
+  finalised_ = true;
+  calls_->finalise();
+}
+
+} // namespace hvd::mpi

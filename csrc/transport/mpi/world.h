@@ -1,0 +1,77 @@
+#pragma once
+
+#include "transport/mpi/calls.h"
+#include "transport/mpi/pmi.h"
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace hvd::mpi {
+
+/// MPI in this process. It can be started only once, so every group is a part
+/// of one world, which stays when they are gone.
+///
+/// Threads: every member may be called from any thread.
+class World {
+ public:
+  struct Place {
+    std::string name; ///< of the world; empty where a launcher made it
+    int rank;
+    int size;
+    bool any_threads; ///< whether threads may call at once
+  };
+
+  static World& instance();
+
+  /// Opens a libmpi, as Library does; a second time, the one that MPI was
+  /// started with stays.
+  Library open(const std::vector<std::string>& candidates);
+
+  /// Where this process is, if MPI runs, whoever has started it.
+  std::optional<Place> place();
+
+  /// Starts MPI among the processes that a launcher has started. Returns when
+  /// all of them have.
+  void start_launched();
+
+  /// Starts MPI among ranks that meet in a store.
+  void start_unlaunched(
+      c10::intrusive_ptr<c10d::Store> store,
+      PmiResponder::Place place);
+
+  /// Of all processes; MPI runs.
+  Communicator& communicator();
+
+  /// False once MPI was finalised, and in a process forked off.
+  bool is_usable();
+
+  /// Keeps what MPI may still read or write until the process ends, because
+  /// nothing can be done about it, and does not finalise MPI then: it would
+  /// wait for those messages, and for ranks that may be gone.
+  void abandon(std::shared_ptr<void> buffers);
+
+  /// Ends MPI, if this has started it and nothing was abandoned.
+  void finalise();
+
+ private:
+  World() = default;
+  void start();
+  void adopt();
+
+  std::mutex mutex_; ///< guards all below
+  std::optional<Library> library_;
+  std::unique_ptr<Calls> calls_;
+  std::unique_ptr<PmiResponder> responder_;
+  std::unique_ptr<Communicator> communicator_; ///< null until MPI runs
+  Place place_{};
+  int depth_ = 0; ///< of forks, where MPI runs
+  bool started_here_ = false;
+  bool finalised_ = false;
+  bool is_abandoned_ = false;
+  std::vector<std::shared_ptr<void>> abandoned_;
+};
+
+} // namespace hvd::mpi
