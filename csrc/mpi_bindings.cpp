@@ -75,8 +75,7 @@ void bind_mpi(py::module_& module) {
       py::arg("mapping"),
       py::arg("timeout"),
       without_gil);
-  module.def(
-      "finalise_mpi", [] { World::instance().finalise(); }, without_gil);
+  module.def("finalise_mpi", [] { World::instance().finalise(); }, without_gil);
 }
 
 } // namespace hvd

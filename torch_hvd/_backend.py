@@ -67,7 +67,7 @@ def create(opts: Any, pg_options: Any) -> Any:
         mpi = _mpi.connect(PrefixStore("mpi", store), rank, choice.hosts, opts.timeout)
     hosts = choice.hosts if choice.transport == "shm+gloo" else []
     if rank == 0 and _log.logger.isEnabledFor(logging.INFO):
-        chosen = _transport.describe(wanted, choice, shm)
+        chosen = _transport.describe(wanted, choice, shm, mpi.library)
         _log.logger.info("hvd: group %s, %s", opts.group_id, chosen)
     ranks = opts.global_ranks_in_group
     _trace.begin(os.environ, ranks[rank] if ranks else rank)
@@ -90,6 +90,6 @@ def create(opts: Any, pg_options: Any) -> Any:
 
 
 # A program may end without destroy_process_group; its threads must not.
-atexit.register(_C.finalise_mpi)
+atexit.register(_mpi.end)
 atexit.register(_trace.end)
 atexit.register(_C.shutdown_all)  # before that: the last registered runs first

@@ -5,6 +5,7 @@ mpiexec, srun) that world is the launcher's. Elsewhere MPICH and its kin are tol
 belongs to it: the ranks of the first group of the program.
 """
 
+import functools
 import itertools
 import json
 import os
@@ -26,13 +27,16 @@ _STANDARD, _MPICH, _OPEN_MPI = "libmpi_abi.so.1", "libmpi.so.12", "libmpi.so.40"
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of a group in MPI's world, and a tag that no other group has while it is made."""
+    """The ranks of a group in MPI's world, a tag that no other group has while it is made, and the
+    name of the library.
+    """
 
     ranks: list[_C.MpiRank]
     tag: int
+    library: str
 
 
-NOBODY = Ranks([], 0)
+NOBODY = Ranks([], 0, "")
 
 # MPI promises tags up to 32767; each group takes two.
 _tags = itertools.cycle(range(0, 32768, 2))
@@ -90,7 +94,9 @@ def _exchange(store: Store, topic: str, rank: int, size: int, mine: Any) -> list
     everyones = [json.loads(text) for text in store.multi_get(keys)]
     for peer, theirs in enumerate(everyones):
         if isinstance(theirs, str):
-            raise ValueError(f"HVD_TRANSPORT or Options.transport is 'mpi', but rank {peer}: {theirs}")
+            raise ValueError(
+                f"HVD_TRANSPORT or Options.transport is 'mpi', but rank {peer}: {theirs}"
+            )
     return everyones
 
 
@@ -177,6 +183,13 @@ def _check_places(places: list[dict[str, Any]], library: str) -> None:
         raise ValueError("the ranks of the group are not in one MPI world")
 
 
+@functools.cache
+def _warn_of_turns(library: str) -> None:
+    _log.logger.warning(
+        "hvd: %s does not allow calls from several threads at once; they take turns", library
+    )
+
+
 def _life(place: dict[str, Any], mine: dict[str, Any]) -> int:
     """A file descriptor that polls readable once the process is gone; -1 if there is none."""
     if place["host"] != mine["host"] or place["pid"] == mine["pid"]:
@@ -205,14 +218,13 @@ def connect(store: Store, rank: int, hosts: list[int], timeout: timedelta) -> Ra
     size = len(hosts)
     everyones = _exchange(store, "found", rank, size, _found(size, os.environ))
     _check_same(everyones)
+    library = everyones[0]["library"]
     if not everyones[0]["runs"]:
         _start(store, rank, hosts, timeout)
-        if not (place := _C.mpi_place()).any_threads:
-            _log.logger.warning(
-                "hvd: %s was not started for calls from several threads at once; they take turns",
-                everyones[rank]["library"],
-            )
     place = _C.mpi_place()
+    assert place is not None
+    if not place.any_threads:
+        _warn_of_turns(library)
     mine = {
         "world": place.world,
         "rank": place.rank,
@@ -222,6 +234,16 @@ def connect(store: Store, rank: int, hosts: list[int], timeout: timedelta) -> Ra
         "tag": next(_tags),
     }
     places = _exchange(store, "place", rank, size, mine)
-    _check_places(places, everyones[0]["library"])
+    _check_places(places, library)
     ranks = [_C.MpiRank(theirs["rank"], _life(theirs, mine)) for theirs in places]
-    return Ranks(ranks, places[0]["tag"])
+    return Ranks(ranks, places[0]["tag"], library)
+
+
+def end() -> None:
+    """End MPI with the program: with all others, as MPI wants it.
+
+    Not after an uncaught exception: others may wait for this rank, which would wait for them here.
+    The launcher ends them once it is gone.
+    """
+    if getattr(sys, "last_type", None) is None:
+        _C.finalise_mpi()

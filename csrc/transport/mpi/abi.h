@@ -40,7 +40,9 @@ struct StandardAbi {
 
   static Predefined<StandardAbi> predefined(const Library& /*library*/) {
     return {
-        handle<Comm>(0x101), handle<Datatype>(0x247), handle<Errhandler>(0x143)};
+        handle<Comm>(0x101),
+        handle<Datatype>(0x247),
+        handle<Errhandler>(0x143)};
   }
 
  private:

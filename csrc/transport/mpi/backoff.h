@@ -28,8 +28,8 @@ class Backoff {
       sched_yield();
       return;
     }
-    const auto share = std::chrono::duration_cast<std::chrono::microseconds>(
-        waited / kShare);
+    const auto share =
+        std::chrono::duration_cast<std::chrono::microseconds>(waited / kShare);
     std::this_thread::sleep_for(std::clamp(share, kShortest, kLongest));
   }
 

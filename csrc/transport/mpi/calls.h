@@ -26,7 +26,11 @@ class Messages {
   virtual ~Messages() = default;
 
   /// At most kMostBytes.
-  virtual void send(const std::byte* from, int64_t bytes, int peer, int tag) = 0;
+  virtual void send(
+      const std::byte* from,
+      int64_t bytes,
+      int peer,
+      int tag) = 0;
   virtual void receive(std::byte* to, int64_t bytes, int peer, int tag) = 0;
 
   /// Lets MPI move on; true once all are done, or cancelled.

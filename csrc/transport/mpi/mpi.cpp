@@ -81,26 +81,29 @@ class MpiTransport::MpiRequest final : public Request {
 MpiTransport::MpiTransport(int rank, const std::vector<Rank>& ranks, int tag)
     : Transport(rank, static_cast<int>(ranks.size())),
       peers_(std::vector<pid_t>(ranks.size(), -1), column(ranks, &Rank::life)),
-      own_(World::instance().communicator().create(
-          column(ranks, &Rank::number),
-          tag)),
-      users_(World::instance().communicator().create(
-          column(ranks, &Rank::number),
-          tag + 1)),
+      own_(
+          World::instance().communicator().create(
+              column(ranks, &Rank::number),
+              tag)),
+      users_(
+          World::instance().communicator().create(
+              column(ranks, &Rank::number),
+              tag + 1)),
       max_tag_(users_->max_tag()),
       lane_tags_((own_->max_tag() - kFirstLaneTag + 1) / kPlaces),
       spin_(spin_among(ranks)),
       attendant_([this](Deadline until) { attend(until); }) {}
 
 MpiTransport::~MpiTransport() {
-  if (!World::instance().is_usable()) {
-    return;
-  }
+  const bool usable = World::instance().is_usable();
   for (const auto& pending : std::exchange(dropped_, {})) {
-    cancel(pending);
+    if (usable) {
+      cancel(pending);
+    }
   }
-  if (aborted_) {
-    return; // others may still use the communicators, so their ids stay taken
+  attendant_.reset(); // it uses the communicators
+  if (!usable || aborted_) {
+    return; // others may still use them, so their ids stay taken
   }
   try {
     own_->free();
@@ -112,7 +115,8 @@ MpiTransport::~MpiTransport() {
 
 int MpiTransport::tag_of(const Lane& lane, const at::Tensor& buffer) const {
   constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;
-  const auto place = static_cast<int>((lane.seq << 1 | (lane.stage & 1)) % kPlaces);
+  const auto place =
+      static_cast<int>((lane.seq << 1 | (lane.stage & 1)) % kPlaces);
   const uint64_t hash = (lane.fingerprint ^ buffer.nbytes()) * kOdd >> 32;
   return kFirstLaneTag + place * lane_tags_ +
       static_cast<int>(hash % static_cast<uint64_t>(lane_tags_));
@@ -124,6 +128,10 @@ RequestPtr MpiTransport::start(
     const std::vector<Transfer>& receives,
     TagOf tag_of) {
   check_open();
+  if (!sends.empty()) {
+    // What comes from one that has given up since would be taken for success.
+    check_notices();
+  }
   auto pending = std::make_shared<Pending>(own_->messages());
   auto request = std::make_unique<MpiRequest>(*this, pending);
   for (const auto& [peer, buffer] : receives) {
@@ -220,13 +228,15 @@ void MpiTransport::wait(Pending& pending, Deadline deadline) {
   }
 }
 
-void MpiTransport::look_around(Pending& pending) {
-  if (const int deserter = own_->probe(kAbortTag); deserter >= 0) {
+void MpiTransport::check_notices() const {
+  if (const int peer = own_->probe(kAbortTag); peer >= 0) {
     World::instance().abandon(nullptr);
-    throw TransportError(
-        pending.describe() + ": rank " + std::to_string(deserter) +
-        " has given up");
+    throw TransportError("mpi: rank " + std::to_string(peer) + " has given up");
   }
+}
+
+void MpiTransport::look_around(Pending& pending) const {
+  check_notices();
   const int peer = pending.awaited_peer();
   // What it had sent may be here all the same.
   if (peer >= 0 && is_gone(peer) && !pending.test_often()) {
@@ -259,7 +269,8 @@ void MpiTransport::cancel(const std::shared_ptr<Pending>& pending) {
 
 void MpiTransport::attend(Deadline until) {
   for (; Clock::now() < until; std::this_thread::sleep_for(kAttention)) {
-    if (aborted_) {
+    const auto held = World::instance().hold();
+    if (aborted_ || !World::instance().is_usable()) {
       continue;
     }
     try {

@@ -78,7 +78,9 @@ class MpiTransport final : public Transport {
   void check_open() const;
   void wait(Pending& pending, Deadline deadline);
   /// Looks for what ends a wait other than its message. Throws TransportError.
-  void look_around(Pending& pending);
+  void look_around(Pending& pending) const;
+  /// Throws TransportError once another rank has said that it gives up.
+  void check_notices() const;
   /// Of a request that is gone: for what was not waited for.
   void drop(std::shared_ptr<Pending> pending) noexcept;
   void cancel(const std::shared_ptr<Pending>& pending);

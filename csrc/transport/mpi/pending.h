@@ -57,7 +57,11 @@ class MpiTransport::Pending {
     int tag;
   };
 
-  void receive_from(const at::Tensor& buffer, int64_t offset, int peer, int tag);
+  void receive_from(
+      const at::Tensor& buffer,
+      int64_t offset,
+      int peer,
+      int tag);
 
   const mpi::MessagesPtr messages_;
   std::vector<at::Tensor> buffers_;

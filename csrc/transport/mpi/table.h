@@ -43,9 +43,8 @@ class Table {
 
   /// Calls, in turn with others if need be. Throws TransportError.
   template <typename... Parameters, typename... Arguments>
-  void call(
-      const Function<Parameters...>& function,
-      Arguments... arguments) const {
+  void call(const Function<Parameters...>& function, Arguments... arguments)
+      const {
     std::unique_lock<std::mutex> turn(mutex_, std::defer_lock);
     if (taking_turns_) {
       turn.lock();

@@ -35,6 +35,7 @@ std::optional<World::Place> World::place() {
 void World::start_launched() {
   std::lock_guard<std::mutex> lock(mutex_);
   start();
+  launched_here_ = true;
 }
 
 void World::start_unlaunched(
@@ -52,7 +53,6 @@ void World::start_unlaunched(
 void World::start() {
   TORCH_INTERNAL_ASSERT(calls_ && !communicator_);
   calls_->initialise();
-  started_here_ = true;
   adopt();
 }
 
@@ -91,8 +91,9 @@ void World::finalise() {
   if (depth_ != fork_depth()) {
     return;
   }
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (!started_here_ || is_abandoned_ || finalised_) {
+  const std::unique_lock<std::shared_mutex> unused(in_use_);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!launched_here_ || is_abandoned_ || finalised_) {
     return;
   }
   finalised_ = true;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <string>
 #include <vector>
 
@@ -48,12 +49,19 @@ class World {
   /// False once MPI was finalised, and in a process forked off.
   bool is_usable();
 
+  /// MPI is not finalised as long as this is held.
+  std::shared_lock<std::shared_mutex> hold() {
+    return std::shared_lock(in_use_);
+  }
+
   /// Keeps what MPI may still read or write until the process ends, because
   /// nothing can be done about it, and does not finalise MPI then: it would
   /// wait for those messages, and for ranks that may be gone.
   void abandon(std::shared_ptr<void> buffers);
 
-  /// Ends MPI, if this has started it and nothing was abandoned.
+  /// Ends MPI if start_launched() has begun it and nothing was abandoned. Waits
+  /// for all processes, whose launcher takes one that ends otherwise for dead.
+  /// Nobody watches for that where there is none, so a rank need not wait.
   void finalise();
 
  private:
@@ -61,6 +69,7 @@ class World {
   void start();
   void adopt();
 
+  std::shared_mutex in_use_; ///< before `mutex_`
   std::mutex mutex_; ///< guards all below
   std::optional<Library> library_;
   std::unique_ptr<Calls> calls_;
@@ -68,7 +77,7 @@ class World {
   std::unique_ptr<Communicator> communicator_; ///< null until MPI runs
   Place place_{};
   int depth_ = 0; ///< of forks, where MPI runs
-  bool started_here_ = false;
+  bool launched_here_ = false;
   bool finalised_ = false;
   bool is_abandoned_ = false;
   std::vector<std::shared_ptr<void>> abandoned_;
