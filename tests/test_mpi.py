@@ -6,6 +6,7 @@ That it moves what it should the contract tests show, which run on it, too.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from calls import check_group, cpu_backend
+from footprint import shared_names
 from launch import launch
 from libmpi import MPICH, MPICH_ABI, OPEN_MPI, needs_mpich, needs_open_mpi
 from libmpi import launch as launch_by_mpi
@@ -155,6 +157,21 @@ def test_a_rank_from_outside_of_the_world() -> None:
         errors = {text for _, text in pool.run(join_again, "three", [0, 1, 2])}
     (error,) = errors
     assert "MPI runs already on only one of ranks 0 and 2" in error
+
+
+def dies(victim: int) -> None:
+    check_group()
+    if dist.get_rank() == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@needs_mpich
+@pytest.mark.parametrize("hosts", [["a", "a", "a"], ["a", "a", "b"]], ids="-".join)
+def test_nothing_is_left_of_killed_ranks(hosts: list[str]) -> None:
+    names = shared_names()
+    with RankPool(3, env=OVER_MPI, hosts=hosts) as pool:
+        pool.run(dies, 0, lost=[0])
+    assert shared_names() <= names
 
 
 def sums_between_hosts() -> None:

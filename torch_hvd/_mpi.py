@@ -5,6 +5,7 @@ mpiexec, srun) that world is the launcher's. Elsewhere MPICH and its kin are tol
 belongs to it: the ranks of the first group of the program.
 """
 
+import contextlib
 import functools
 import itertools
 import json
@@ -183,6 +184,17 @@ def _check_places(places: list[dict[str, Any]], library: str) -> None:
         raise ValueError("the ranks of the group are not in one MPI world")
 
 
+def _forget_names() -> None:
+    """Take away the names of the memory that MPICH shares on this host; all ranks have it by now.
+
+    MPICH does so in MPI_Finalize, for which a killed rank has no time, and others need not wait.
+    """
+    mapped = Path("/proc/self/maps").read_text().split()
+    for name in {path for path in mapped if path.startswith("/dev/shm/mpich_shm_")}:
+        with contextlib.suppress(FileNotFoundError):  # another rank was first
+            os.unlink(name)
+
+
 @functools.cache
 def _warn_of_turns(library: str) -> None:
     _log.logger.warning(
@@ -234,6 +246,8 @@ def connect(store: Store, rank: int, hosts: list[int], timeout: timedelta) -> Ra
         "tag": next(_tags),
     }
     places = _exchange(store, "place", rank, size, mine)
+    if place.world:
+        _forget_names()
     _check_places(places, library)
     ranks = [_C.MpiRank(theirs["rank"], _life(theirs, mine)) for theirs in places]
     return Ranks(ranks, places[0]["tag"], library)
