@@ -38,7 +38,8 @@ std::unique_ptr<hvd::Transport> make_transport(
     int mpi_tag,
     const std::vector<int>& hosts) {
   if (!mpi.empty()) {
-    return std::make_unique<hvd::MpiTransport>(rank, mpi, mpi_tag);
+    const bool one_host = hvd::Hosts(hosts).count() == 1;
+    return std::make_unique<hvd::MpiTransport>(rank, mpi, mpi_tag, one_host);
   }
   std::unique_ptr<hvd::ShmTransport> near;
   if (!shm.empty()) {

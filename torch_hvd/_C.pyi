@@ -71,7 +71,7 @@ class ProcessGroupHVD(Backend):
             Neither in a group of one.
         mpi: by rank, to use MPI instead; else empty.
         mpi_tag: an even one, the same on every rank, of no other group that is being made.
-        hosts: by rank, the number of its host, to use both; else empty.
+        hosts: by rank, the number of its host, to use both, or MPI; else empty.
         group: name of the group, for messages.
         stats_edges: upper ends, in bytes, of the rows of its statistics, rising.
     """

@@ -65,7 +65,7 @@ def create(opts: Any, pg_options: Any) -> Any:
         shm = _shm.connect(PrefixStore("shm", store), rank, here, opts.timeout)
     if choice.transport == "mpi":
         mpi = _mpi.connect(PrefixStore("mpi", store), rank, choice.hosts, opts.timeout)
-    hosts = choice.hosts if choice.transport == "shm+gloo" else []
+    hosts = choice.hosts if choice.transport in ("shm+gloo", "mpi") else []
     if rank == 0 and _log.logger.isEnabledFor(logging.INFO):
         chosen = _transport.describe(wanted, choice, shm, mpi.library)
         _log.logger.info("hvd: group %s, %s", opts.group_id, chosen)

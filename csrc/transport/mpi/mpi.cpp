@@ -78,7 +78,11 @@ class MpiTransport::MpiRequest final : public Request {
   std::shared_ptr<Pending> pending_;
 };
 
-MpiTransport::MpiTransport(int rank, const std::vector<Rank>& ranks, int tag)
+MpiTransport::MpiTransport(
+    int rank,
+    const std::vector<Rank>& ranks,
+    int tag,
+    bool one_host)
     : Transport(rank, static_cast<int>(ranks.size())),
       peers_(std::vector<pid_t>(ranks.size(), -1), column(ranks, &Rank::life)),
       own_(
@@ -89,6 +93,7 @@ MpiTransport::MpiTransport(int rank, const std::vector<Rank>& ranks, int tag)
           World::instance().communicator().create(
               column(ranks, &Rank::number),
               tag + 1)),
+      one_host_(one_host),
       max_tag_(users_->max_tag()),
       lane_tags_((own_->max_tag() - kFirstLaneTag + 1) / kPlaces),
       spin_(spin_among(ranks)),
@@ -193,10 +198,14 @@ bool MpiTransport::is_gone(int peer) const {
   return peer != rank() && peers_.is_gone(peer);
 }
 
-void MpiTransport::check_open() const {
+void MpiTransport::check_not_aborted() const {
   if (aborted_) {
     throw TransportError("mpi: this rank or another has given up");
   }
+}
+
+void MpiTransport::check_open() const {
+  check_not_aborted();
   if (!World::instance().is_usable()) {
     throw TransportError("mpi: MPI was finalised");
   }
@@ -208,7 +217,7 @@ void MpiTransport::wait(Pending& pending, Deadline deadline) {
   }
   auto next_look = Clock::now() + kLook;
   for (std::optional<mpi::Backoff> backoff(spin_);; backoff->rest()) {
-    check_open();
+    check_not_aborted();
     const auto done_before = pending.done();
     if (pending.test()) {
       return;

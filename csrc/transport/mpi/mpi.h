@@ -31,13 +31,26 @@ class MpiTransport final : public Transport {
 
   /// `ranks`: by their numbers in the group; all of them make it now. `tag`:
   /// even, the same on all, and of no other group made at that time.
-  MpiTransport(int rank, const std::vector<Rank>& ranks, int tag);
+  /// `one_host`: whether they share one.
+  MpiTransport(
+      int rank,
+      const std::vector<Rank>& ranks,
+      int tag,
+      bool one_host);
   ~MpiTransport() override;
 
   const char* name() const override {
     return "mpi";
   }
   bool is_gone(int peer) const override;
+  /// Inside a host, what arrives is still in the core's second-level cache when
+  /// it is folded, as over shared memory.
+  int64_t segment_bytes() const override {
+    return one_host_ ? 256 * 1024 : Transport::segment_bytes();
+  }
+  int64_t segments_ahead() const override {
+    return one_host_ ? 2 : Transport::segments_ahead();
+  }
   RequestPtr exchange(
       const std::vector<Transfer>& sends,
       const std::vector<Transfer>& receives,
@@ -75,6 +88,7 @@ class MpiTransport final : public Transport {
   template <typename Post>
   RequestPtr start_users(Post post);
 
+  void check_not_aborted() const;
   void check_open() const;
   void wait(Pending& pending, Deadline deadline);
   /// Looks for what ends a wait other than its message. Throws TransportError.
@@ -89,6 +103,7 @@ class MpiTransport final : public Transport {
   const shm::Peers peers_;
   const std::unique_ptr<mpi::Communicator> own_; ///< for exchanges
   const std::unique_ptr<mpi::Communicator> users_;
+  const bool one_host_;
   const int max_tag_;
   const int lane_tags_; ///< how many there are for one place in the sequence
   const std::chrono::microseconds spin_;

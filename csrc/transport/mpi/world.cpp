@@ -65,6 +65,7 @@ void World::adopt() {
   place_.rank = communicator_->rank();
   place_.size = communicator_->size();
   depth_ = fork_depth();
+  running_ = calls_.get();
 }
 
 Communicator& World::communicator() {
@@ -74,11 +75,9 @@ Communicator& World::communicator() {
 }
 
 bool World::is_usable() {
-  if (depth_ != fork_depth()) {
-    return false; // a thread that is not here may hold the lock
-  }
-  std::lock_guard<std::mutex> lock(mutex_);
-  return communicator_ && !finalised_ && !calls_->is_finalised();
+  // No lock: in a process forked off, a thread that is not there may hold it.
+  Calls* const calls = running_;
+  return calls != nullptr && depth_ == fork_depth() && !calls->is_finalised();
 }
 
 void World::abandon(std::shared_ptr<void> buffers) {
@@ -93,10 +92,10 @@ void World::finalise() {
   }
   const std::unique_lock<std::shared_mutex> unused(in_use_);
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!launched_here_ || is_abandoned_ || finalised_) {
+  if (!launched_here_ || is_abandoned_ || !running_) {
     return;
   }
-  finalised_ = true;
+  running_ = nullptr;
   calls_->finalise();
 }
 

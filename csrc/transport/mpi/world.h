@@ -3,6 +3,7 @@
 #include "transport/mpi/calls.h"
 #include "transport/mpi/pmi.h"
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -75,10 +76,10 @@ class World {
   std::unique_ptr<Calls> calls_;
   std::unique_ptr<PmiResponder> responder_;
   std::unique_ptr<Communicator> communicator_; ///< null until MPI runs
+  std::atomic<Calls*> running_{nullptr}; ///< until MPI is finalised here
   Place place_{};
-  int depth_ = 0; ///< of forks, where MPI runs
+  std::atomic<int> depth_{0}; ///< of forks, where MPI runs
   bool launched_here_ = false;
-  bool finalised_ = false;
   bool is_abandoned_ = false;
   std::vector<std::shared_ptr<void>> abandoned_;
 };
