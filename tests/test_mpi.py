@@ -150,6 +150,28 @@ def test_one_world_for_many_groups() -> None:
         assert pool.run(join_again, "some", [2, 0])[2] == (0, "mpi")
 
 
+def joins_in_a_child() -> str:
+    """What a child that a rank forks is told when it joins a group of its own."""
+    check_group()
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(theirs, str(_mpi._found(2, os.environ)).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    check_group()
+    return os.read(ours, 1000).decode()
+
+
+@needs_mpich
+def test_a_forked_child_has_no_mpi() -> None:
+    with RankPool(2, env=OVER_MPI) as pool:
+        for told in pool.run(joins_in_a_child):
+            assert "MPI was started before this process was forked off" in told
+
+
 @needs_mpich
 def test_a_rank_from_outside_of_the_world() -> None:
     with RankPool(3, backend="", env=OVER_MPI) as pool:

@@ -105,9 +105,9 @@ def _found(size: int, environ: Mapping[str, str]) -> dict[str, Any] | str:
     """What this rank has, or why it cannot take part."""
     try:
         library = _C.open_mpi(candidates(environ))
+        place = _C.mpi_place()
     except ValueError as error:
-        return str(error)
-    place = _C.mpi_place()
+        return str(error).splitlines()[0]  # without C++'s stack
     by = launcher(environ)
     text = f"{library.name} ({library.path})"
     if place is None and by is None and not library.speaks_pmi:

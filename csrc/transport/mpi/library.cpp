@@ -49,6 +49,9 @@ void Library::recognise() {
     abi_ = Abi::Standard;
   } else if (dlsym(handle_, "ompi_mpi_comm_world") != nullptr) {
     abi_ = Abi::OpenMpi;
+    if (!std::regex_search(name_, std::regex("^Open MPI [45]\\."))) {
+      name_.clear(); // handles have other layouts, or may have
+    }
   } else if (!name_.empty() && speaks_pmi_) {
     abi_ = Abi::Mpich;
   } else {

@@ -23,6 +23,10 @@ constexpr std::chrono::microseconds kSpin{50};
 // How often a thread that waits looks for what else may have happened.
 constexpr std::chrono::milliseconds kLook{5};
 
+// Nobody gives up on a rank that was busy elsewhere for less.
+constexpr std::chrono::milliseconds kAway{100};
+constexpr int kManyLooks = 100;
+
 // Between two looks at messages that nobody waits for.
 constexpr std::chrono::microseconds kAttention{100};
 
@@ -134,8 +138,7 @@ RequestPtr MpiTransport::start(
     TagOf tag_of) {
   check_open();
   if (!sends.empty()) {
-    // What comes from one that has given up since would be taken for success.
-    check_notices();
+    check_meanwhile();
   }
   auto pending = std::make_shared<Pending>(own_->messages());
   auto request = std::make_unique<MpiRequest>(*this, pending);
@@ -234,6 +237,15 @@ void MpiTransport::wait(Pending& pending, Deadline deadline) {
       next_look = now + kLook;
       look_around(pending);
     }
+  }
+}
+
+void MpiTransport::check_meanwhile() {
+  const auto now = Clock::now().time_since_epoch();
+  const auto away = now - last_start_.exchange(now);
+  // Each look takes in a message or two, and the notice is behind others.
+  for (int looks = away < kAway ? 1 : kManyLooks; looks > 0; --looks) {
+    check_notices();
   }
 }
 

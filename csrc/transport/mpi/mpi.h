@@ -93,6 +93,9 @@ class MpiTransport final : public Transport {
   void wait(Pending& pending, Deadline deadline);
   /// Looks for what ends a wait other than its message. Throws TransportError.
   void look_around(Pending& pending) const;
+  /// Whether another rank has given up while this one was elsewhere: what it
+  /// had sent before would be taken for success. Throws TransportError.
+  void check_meanwhile();
   /// Throws TransportError once another rank has said that it gives up.
   void check_notices() const;
   /// Of a request that is gone: for what was not waited for.
@@ -108,6 +111,7 @@ class MpiTransport final : public Transport {
   const int lane_tags_; ///< how many there are for one place in the sequence
   const std::chrono::microseconds spin_;
   std::atomic<bool> aborted_{false};
+  std::atomic<Clock::duration> last_start_{Clock::duration::zero()};
 
   std::mutex mutex_; ///< guards `dropped_`
   std::list<std::shared_ptr<Pending>> dropped_; ///< the user's, under way

@@ -26,6 +26,10 @@ Library World::open(const std::vector<std::string>& candidates) {
 std::optional<World::Place> World::place() {
   std::lock_guard<std::mutex> lock(mutex_);
   TORCH_INTERNAL_ASSERT(calls_);
+  TORCH_CHECK_VALUE(
+      !communicator_ || depth_ == fork_depth(),
+      "MPI was started before this process was forked off, and cannot be here; "
+      "start processes with the spawn or forkserver method");
   if (!communicator_ && calls_->is_initialised()) {
     adopt();
   }
@@ -57,9 +61,9 @@ void World::start() {
 }
 
 void World::adopt() {
-  TORCH_CHECK(
+  TORCH_CHECK_VALUE(
       !calls_->is_finalised(),
-      "hvd: MPI was finalised in this process; it cannot be started again");
+      "MPI was finalised in this process; it cannot be started again");
   place_.any_threads = calls_->settle_threads();
   communicator_ = calls_->world();
   place_.rank = communicator_->rank();

@@ -32,7 +32,8 @@ class World {
   /// started with stays.
   Library open(const std::vector<std::string>& candidates);
 
-  /// Where this process is, if MPI runs, whoever has started it.
+  /// Where this process is, if MPI runs, whoever has started it. Throws
+  /// c10::ValueError where it ran and cannot again.
   std::optional<Place> place();
 
   /// Starts MPI among the processes that a launcher has started. Returns when
@@ -57,7 +58,8 @@ class World {
 
   /// Keeps what MPI may still read or write until the process ends, because
   /// nothing can be done about it, and does not finalise MPI then: it would
-  /// wait for those messages, and for ranks that may be gone.
+  /// wait for those messages, and for ranks that may be gone. `buffers`: may be
+  /// null, where only the latter holds.
   void abandon(std::shared_ptr<void> buffers);
 
   /// Ends MPI if start_launched() has begun it and nothing was abandoned. Waits
