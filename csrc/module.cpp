@@ -6,10 +6,12 @@
 #include "codec/choice.h"
 #include "codec_bindings.h"
 #include "holder.h"
+#include "mpi_bindings.h"
 #include "process_group.h"
 #include "registry.h"
 #include "shm_bindings.h"
 #include "transport/gloo.h"
+#include "transport/mpi/mpi.h"
 #include "transport/routed.h"
 #include "transport/shm/shm.h"
 #include "transport/solo.h"
@@ -32,7 +34,13 @@ std::unique_ptr<hvd::Transport> make_transport(
     int rank,
     const c10::intrusive_ptr<c10d::Backend>& gloo,
     const std::vector<hvd::ShmTransport::Rank>& shm,
+    const std::vector<hvd::MpiTransport::Rank>& mpi,
+    int mpi_tag,
     const std::vector<int>& hosts) {
+  if (!mpi.empty()) {
+    const bool one_host = hvd::Hosts(hosts).count() == 1;
+    return std::make_unique<hvd::MpiTransport>(rank, mpi, mpi_tag, one_host);
+  }
   std::unique_ptr<hvd::ShmTransport> near;
   if (!shm.empty()) {
     const auto here =
@@ -62,6 +70,8 @@ c10::intrusive_ptr<hvd::ProcessGroupHVD> make_process_group(
     int rank,
     const c10::intrusive_ptr<c10d::Backend>& gloo,
     const std::vector<hvd::ShmTransport::Rank>& shm,
+    const std::vector<hvd::MpiTransport::Rank>& mpi,
+    int mpi_tag,
     const std::vector<int>& hosts,
     const OptionsPtr& options,
     const std::string& group,
@@ -69,7 +79,7 @@ c10::intrusive_ptr<hvd::ProcessGroupHVD> make_process_group(
   py::gil_scoped_release no_gil;
   return c10::make_intrusive<hvd::ProcessGroupHVD>(
       store,
-      make_transport(rank, gloo, shm, hosts),
+      make_transport(rank, gloo, shm, mpi, mpi_tag, hosts),
       options,
       group,
       stats_edges);
@@ -178,6 +188,8 @@ PYBIND11_MODULE(_C, m) {
           py::arg("rank"),
           py::arg("gloo").none(true),
           py::arg("shm"),
+          py::arg("mpi"),
+          py::arg("mpi_tag"),
           py::arg("hosts"),
           py::arg("options"),
           py::arg("group"),
@@ -221,4 +233,5 @@ PYBIND11_MODULE(_C, m) {
 
   hvd::bind_codecs(m);
   hvd::bind_shm(m);
+  hvd::bind_mpi(m);
 }

@@ -2,8 +2,9 @@
 
 `@pytest.mark.ranks(2, 3)` makes the body of a test run on every rank of pools of those sizes, over
 gloo and shm or those in `transports=[...]`, instead of in pytest's process; with `hosts=[...]` also
-on so many ranks of two hosts. A test that asks for the `pool` fixture under the same mark gets the
-pool itself. One pool lives at a time; the tests of a module are ordered so that each starts once.
+on so many ranks of two hosts, and with `mpi=[...]` over MPICH. A test that asks for the `pool`
+fixture under the same mark gets the pool itself. One pool lives at a time; the tests of a module
+are ordered so that each starts once.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 
+from libmpi import needs_mpich
 from ranks import RankPool
 
 TRANSPORTS = ["gloo", "shm"]
@@ -38,9 +40,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         transports = mark.kwargs.get("transports", TRANSPORTS)
         pools = [(backend, transport, size) for transport in transports for size in mark.args]
         pools += [(backend, HOSTS, size) for size in mark.kwargs.get("hosts", ())]
-        ids = [f"{backend}-{transport}-{size}" for backend, transport, size in pools]
+        pools += [(backend, "mpi", size) for size in mark.kwargs.get("mpi", ())]
+        params = [
+            pytest.param(
+                (backend, transport, size),
+                id=f"{backend}-{transport}-{size}",
+                marks=[needs_mpich] if transport == "mpi" else [],
+            )
+            for backend, transport, size in pools
+        ]
         metafunc.fixturenames.append("pool")
-        metafunc.parametrize("pool", pools, ids=ids, indirect=True, scope="module")
+        metafunc.parametrize("pool", params, indirect=True, scope="module")
     if "seeds" in metafunc.fixturenames:  # a test, and its timeout, for so many at most
         rounds = range(metafunc.config.getoption("--kills") // 2)  # of each kind of memory
         some = [rounds[first : first + 25] for first in rounds[::25]]

@@ -37,8 +37,8 @@ def settled(condition: Callable[[], bool], what: Callable[[], str]) -> None:
 
 
 def shared_names() -> set[str]:
-    """Names of ours that outlive their process, or could: in /dev/shm, of abstract sockets."""
+    """Names that outlive their process, or could: in /dev/shm, of abstract sockets."""
     sockets = Path("/proc/net/unix").read_text().split()
-    return {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if "hvd" in name} | {
-        name for name in sockets if name.startswith("@hvd-")
-    }
+    return {
+        f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if "hvd" in name or "mpich" in name
+    } | {name for name in sockets if name.startswith("@hvd-")}

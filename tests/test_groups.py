@@ -14,7 +14,7 @@ from calls import LARGE, SMALL, check_group
 from rows import filled
 
 
-@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.ranks(2, 3, 4, mpi=[3])
 def test_overlapping_subgroups() -> None:
     """Every pair of ranks has a group; operations of several are in flight at once."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -38,7 +38,7 @@ def test_overlapping_subgroups() -> None:
     check_group()
 
 
-@pytest.mark.ranks(3, 4, hosts=[3, 4])
+@pytest.mark.ranks(3, 4, hosts=[3, 4], mpi=[3])
 def test_local_synchronization() -> None:
     """Only the members make the group; the others are not asked."""
     rank = dist.get_rank()
@@ -66,7 +66,7 @@ def test_device_mesh() -> None:
         assert filled(tensor, sum(expected))
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.ranks(2, mpi=[2])
 def test_beside_gloo() -> None:
     gloo = dist.new_group(backend="gloo")
     works = [dist.all_reduce(torch.ones(LARGE), group=g, async_op=True) for g in (None, gloo) * 3]
@@ -77,7 +77,7 @@ def test_beside_gloo() -> None:
     check_group()
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(2, 3, mpi=[2])
 def test_many_groups_leave_nothing_behind() -> None:
     """Threads and open files of destroyed groups are gone."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from launch import launch
+from libmpi import MPICH_ABI, needs_mpich
 from torch_hvd import _log, _settings, _shm, _transport
 from torch_hvd._load import _C
 
@@ -50,6 +51,12 @@ def test_description(
     peers = [peer(reads) for reads in shm]
     choice = _transport.Choice(chosen, hosts)
     assert _transport.describe(wanted, choice, peers) == expected
+
+
+def test_description_of_mpi() -> None:
+    wanted = _settings.Origin("HVD_TRANSPORT", "mpi")
+    text = _transport.describe(wanted, _transport.Choice("mpi", [0, 1]), [], "MPICH 5.0.2")
+    assert text == "2 ranks on 2 hosts: mpi (MPICH 5.0.2), by HVD_TRANSPORT=mpi"
 
 
 def said(**env: str) -> list[list[str]]:
@@ -125,3 +132,14 @@ def test_table_of_shared_memory(tmp_path: Path) -> None:
     without = "yes, without cross-memory attach: HVD_CMA is 0"
     assert facts(tmp_path, HVD_CMA="0")["shm"] == without
     assert facts(tmp_path, HVD_CMA="x")["shm"] == "no: HVD_CMA is 'x'; allowed is 0 or 1"
+
+
+def test_table_of_mpi(tmp_path: Path) -> None:
+    found = facts(tmp_path, HVD_LIBMPI="/nowhere/libmpi.so")["mpi"]
+    assert found.startswith("no: no libmpi can be opened: /nowhere/libmpi.so: cannot open")
+
+
+@needs_mpich
+def test_table_of_mpich(tmp_path: Path) -> None:
+    found = facts(tmp_path, HVD_LIBMPI=str(MPICH_ABI))["mpi"]
+    assert re.fullmatch(rf"yes: MPICH 5\S*, ABI of MPI 5, {MPICH_ABI}", found)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch_hvd
 from calls import check_group, cpu_backend
 from footprint import held, settled
+from libmpi import needs_mpich
 from ranks import RankPool, bare_store
 from torch_hvd import _shm, _transport
 
@@ -51,6 +52,9 @@ def chosen(monkeypatch: pytest.MonkeyPatch, wanted: str, hosts: list[str]) -> li
         ("gloo", ["a", "a"], "gloo"),
         ("gloo", ["a", "b"], "gloo"),
         ("shm", ["a", "a"], "shm"),
+        ("mpi", ["a", "a"], "mpi"),
+        ("mpi", ["a", "b", "a"], "mpi"),
+        ("mpi", ["a"], "none"),
     ],
 )
 def test_choice(
@@ -192,6 +196,21 @@ def test_nothing_is_compressed_inside_a_host() -> None:
 def test_messages(size: int, attach: str) -> None:
     """With cross-memory attach and without, where everything is copied through the arena."""
     with RankPool(size, env={"HVD_TRANSPORT": "shm", "HVD_CMA": attach}) as pool:
+        for function in (
+            many_messages,
+            more_than_the_arena,
+            both_send_before_they_receive,
+            a_receive_that_nobody_waits_for,
+            collectives_of_all_sizes,
+        ):
+            pool.run(function)
+            pool.run(check_group)
+
+
+@needs_mpich
+def test_messages_over_mpi() -> None:
+    """Which nothing moves but those that ask for theirs."""
+    with RankPool(3, env={"HVD_TRANSPORT": "mpi"}) as pool:
         for function in (
             many_messages,
             more_than_the_arena,

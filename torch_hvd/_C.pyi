@@ -10,8 +10,8 @@ class Options:
 
     Args:
         timeout: of its operations; c10d's `timeout=` argument takes precedence.
-        transport: "auto", "gloo" or "shm"; in force, also "shm+gloo" for a group whose ranks are
-            on several hosts, and "none" for a group of one.
+        transport: "auto", "gloo", "mpi" or "shm"; in force, also "shm+gloo" for a group whose
+            ranks are on several hosts, and "none" for a group of one.
         fusion_threshold: bytes that all_reduces fused together may have; 0 turns fusion off.
         fusion_cutoff: bytes up to which an all_reduce is fused; a longer one travels alone.
         check: compare what the ranks call before every collective.
@@ -69,7 +69,9 @@ class ProcessGroupHVD(Backend):
         gloo: a connected ProcessGroupGloo used by nobody else, or None.
         shm: the ranks that share memory with this one, itself included, if there are others.
             Neither in a group of one.
-        hosts: by rank, the number of its host, to use both; else empty.
+        mpi: by rank, to use MPI instead; else empty.
+        mpi_tag: an even one, the same on every rank, of no other group that is being made.
+        hosts: by rank, the number of its host, to use both, or MPI; else empty.
         group: name of the group, for messages.
         stats_edges: upper ends, in bytes, of the rows of its statistics, rising.
     """
@@ -80,6 +82,8 @@ class ProcessGroupHVD(Backend):
         rank: int,
         gloo: Backend | None,
         shm: Sequence[ShmRank],
+        mpi: Sequence[MpiRank],
+        mpi_tag: int,
         hosts: Sequence[int],
         options: Options,
         group: str,
@@ -119,6 +123,83 @@ def read_memory(pid: int, address: int, size: int) -> bytes | None:
 
 def allow_reading_memory() -> None:
     """Let any process of this user read this one's memory, where only its ancestors could."""
+
+class MpiLibrary:
+    """A libmpi that is open."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def name(self) -> str:
+        """With its version, as in "MPICH 5.0.2"."""
+    @property
+    def abi(self) -> str: ...
+    @property
+    def speaks_pmi(self) -> bool:
+        """Whether it can start among processes that no launcher has started."""
+
+class MpiPlace:
+    """Where this process is in the MPI world."""
+
+    @property
+    def world(self) -> str:
+        """The name of a world that `start_unlaunched_mpi` has made, else empty."""
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def any_threads(self) -> bool:
+        """Whether threads may call at once; else they take turns."""
+
+class MpiRank:
+    """What `ProcessGroupHVD` needs to know of a rank to reach it by MPI.
+
+    Args:
+        number: of the rank in the MPI world.
+        life: file descriptor that polls readable once its process is gone; taken over. -1 for this
+            rank and for those of other hosts.
+    """
+
+    def __init__(self, number: int, life: int) -> None: ...
+
+def mpi_is_loaded(name: str) -> bool:
+    """Whether a library of that file name is open in this process."""
+
+def open_mpi(candidates: Sequence[str]) -> MpiLibrary:
+    """Open the first file or library name that there is; what MPI runs with already stays.
+
+    Raises:
+        ValueError: there is none, or it is no MPI that is known here.
+    """
+
+def mpi_place() -> MpiPlace | None:
+    """None as long as nobody has started MPI. After `open_mpi`."""
+
+def start_launched_mpi() -> None:
+    """Start MPI among the processes of a launcher; blocks until all do.
+
+    Raises:
+        RuntimeError: MPI's own words.
+    """
+
+def start_unlaunched_mpi(
+    store: Store, rank: int, size: int, name: str, mapping: str, timeout: timedelta
+) -> None:
+    """Start MPI among ranks that meet in a store; blocks until all do. After `open_mpi`.
+
+    Args:
+        store: its keys are this world's own.
+        name: of the world, and of no other one ever.
+        mapping: where the ranks are, as PMI_process_mapping has it.
+        timeout: for the ranks to meet.
+
+    Raises:
+        RuntimeError: MPI's own words.
+    """
+
+def finalise_mpi() -> None:
+    """End MPI if `start_launched_mpi` has begun it, all messages are done and no rank is lost."""
 
 def shutdown_all() -> None:
     """Shut down every group of this process that is still open."""

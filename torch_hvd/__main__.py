@@ -56,14 +56,26 @@ def _shared_memory() -> str:
         return f"no: {error}"
 
 
+def _mpi() -> str:
+    try:
+        from torch_hvd import _mpi
+        from torch_hvd._load import _C
+
+        library = _C.open_mpi(_mpi.candidates(os.environ))
+    except (ImportError, ValueError) as error:
+        return f"no: {error}"
+    text = f"yes: {library.name}, {library.abi}, {library.path}"
+    return text if library.speaks_pmi else f"{text}; only under mpirun"
+
+
 def _transports() -> Iterator[Fact]:
     if dist.is_available() and dist.is_gloo_available():
         yield "gloo", "yes"
     else:
         yield "gloo", "no: this torch is built without it; install a torch wheel from PyPI"
     yield "shm", _shared_memory()
-    for name in ("nccl", "mpi"):
-        yield name, "no: not in this version of torch_hvd, which has gloo and shm"
+    yield "mpi", _mpi()
+    yield "nccl", "no: not in this version of torch_hvd, which has gloo, shm and mpi"
 
 
 def _registration() -> Iterator[Fact]:

@@ -56,13 +56,16 @@ def choose(wanted: str, store: Store, rank: int, size: int) -> Choice:
     return Choice("shm" if len(names) == 1 else "shm+gloo", hosts)
 
 
-def describe(wanted: _settings.Origin, choice: Choice, shm: Sequence[_C.ShmRank]) -> str:
+def describe(
+    wanted: _settings.Origin, choice: Choice, shm: Sequence[_C.ShmRank], library: str = ""
+) -> str:
     """What was chosen, and why, for people.
 
     Args:
         wanted: the setting.
         choice: what `choose` has returned.
         shm: what `_shm.connect` has returned, if that is in it.
+        library: what MPI it is, if it is.
     """
     size, hosts = len(choice.hosts), len(set(choice.hosts))
     if size == 1:
@@ -71,4 +74,6 @@ def describe(wanted: _settings.Origin, choice: Choice, shm: Sequence[_C.ShmRank]
     if shm:
         attached = all(peer.reads_memory for peer in shm)
         text += f" ({'' if attached else 'no '}cross-memory attach)"
+    if library:
+        text += f" ({library})"
     return text if wanted.text == "auto" else f"{text}, by {wanted}"

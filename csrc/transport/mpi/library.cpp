@@ -1,0 +1,116 @@
+#include "transport/mpi/library.h"
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include <array>
+#include <regex>
+#include <stdexcept>
+
+namespace hvd::mpi {
+
+namespace {
+
+/// "MPICH Version:      5.0.2\n..." -> "MPICH 5.0.2"; "Open MPI v5.0.11, ..."
+/// -> "Open MPI 5.0.11"; "Intel(R) MPI Library 2021.19 for Linux* OS" ->
+/// "Intel(R) MPI 2021.19". Empty for others.
+std::string short_name(const std::string& text) {
+  static const std::regex pattern(
+      R"(^(MPICH|Open MPI|Intel\(R\) MPI|MVAPICH\S*)( Version:| Library)?\s+v?([0-9][^\s,]*))");
+  std::smatch match;
+  return std::regex_search(text, match, pattern)
+      ? match[1].str() + " " + match[3].str()
+      : "";
+}
+
+} // namespace
+
+Library::Library(const std::vector<std::string>& candidates) {
+  std::string reasons;
+  for (const auto& candidate : candidates) {
+    handle_ = dlopen(candidate.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (handle_ != nullptr) {
+      link_map* loaded = nullptr;
+      const bool known = dlinfo(handle_, RTLD_DI_LINKMAP, &loaded) == 0;
+      path_ = known ? loaded->l_name : candidate;
+      recognise();
+      return;
+    }
+    reasons += (reasons.empty() ? "" : "; ") + std::string(dlerror());
+  }
+  throw std::invalid_argument("no libmpi can be opened: " + reasons);
+}
+
+void Library::recognise() {
+  const std::string text = version_text();
+  name_ = short_name(text);
+  speaks_pmi_ = name_.rfind("Open MPI", 0) != 0;
+  if (has_standard_abi()) {
+    abi_ = Abi::Standard;
+  } else if (dlsym(handle_, "ompi_mpi_comm_world") != nullptr) {
+    abi_ = Abi::OpenMpi;
+    if (!std::regex_search(name_, std::regex("^Open MPI [45]\\."))) {
+      name_.clear(); // handles have other layouts, or may have
+    }
+  } else if (!name_.empty() && speaks_pmi_) {
+    abi_ = Abi::Mpich;
+  } else {
+    name_.clear();
+  }
+  if (name_.empty()) {
+    throw std::invalid_argument(
+        path_ + " is an MPI that is not known here: " +
+        text.substr(0, text.find('\n')) +
+        "; known are Open MPI 4 and 5, MPICH and its kin, and libraries with "
+        "the ABI of MPI 5");
+  }
+}
+
+bool Library::has_standard_abi() const {
+  // Libraries with an older ABI may have the call, too: it then says -1.
+  auto* const get_version = reinterpret_cast<int (*)(int*, int*)>(
+      dlsym(handle_, "MPI_Abi_get_version"));
+  int major = -1;
+  int minor = -1;
+  return get_version != nullptr && get_version(&major, &minor) == 0 &&
+      major == 1;
+}
+
+std::string Library::version_text() const {
+  int (*get_version)(char*, int*) = nullptr;
+  bind(get_version, "MPI_Get_library_version");
+  std::array<char, 8192> text{}; // the most of any library
+  int length = 0;
+  get_version(text.data(), &length);
+  return text.data();
+}
+
+void* Library::symbol(const char* name) const {
+  void* const found = dlsym(handle_, name);
+  if (found == nullptr) {
+    throw std::invalid_argument(path_ + " has no " + name);
+  }
+  return found;
+}
+
+const char* name(Library::Abi abi) {
+  switch (abi) {
+    case Library::Abi::Standard:
+      return "ABI of MPI 5";
+    case Library::Abi::Mpich:
+      return "ABI of MPICH";
+    case Library::Abi::OpenMpi:
+      return "ABI of Open MPI";
+  }
+  return "";
+}
+
+bool is_loaded(const std::string& name) {
+  void* const handle = dlopen(name.c_str(), RTLD_NOW | RTLD_NOLOAD);
+  if (handle != nullptr) {
+    dlclose(handle);
+  }
+  return handle != nullptr;
+}
+
+} // namespace hvd::mpi

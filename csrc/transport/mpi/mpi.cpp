@@ -1,0 +1,328 @@
+#include "transport/mpi/mpi.h"
+
+#include "transport/mpi/backoff.h"
+#include "transport/mpi/pending.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <sched.h>
+
+#include <algorithm>
+
+namespace hvd {
+
+using mpi::Messages;
+using mpi::World;
+
+namespace {
+
+// Longer than a peer that runs needs for a small message. With more ranks than
+// cores it would keep that peer from running.
+constexpr std::chrono::microseconds kSpin{50};
+
+// How often a thread that waits looks for what else may have happened.
+constexpr std::chrono::milliseconds kLook{5};
+
+// Nobody gives up on a rank that was busy elsewhere for less.
+constexpr std::chrono::milliseconds kAway{100};
+constexpr int kManyLooks = 100;
+
+// Between two looks at messages that nobody waits for.
+constexpr std::chrono::microseconds kAttention{100};
+
+int cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+template <typename Field>
+std::vector<int> column(
+    const std::vector<MpiTransport::Rank>& ranks,
+    Field field) {
+  std::vector<int> result;
+  for (const auto& rank : ranks) {
+    result.push_back(rank.*field);
+  }
+  return result;
+}
+
+std::chrono::microseconds spin_among(
+    const std::vector<MpiTransport::Rank>& ranks) {
+  const auto others_here =
+      std::count_if(ranks.begin(), ranks.end(), [](const auto& rank) {
+        return rank.life >= 0;
+      });
+  return others_here < cores() ? kSpin : std::chrono::microseconds(0);
+}
+
+} // namespace
+
+class MpiTransport::MpiRequest final : public Request {
+ public:
+  MpiRequest(MpiTransport& transport, std::shared_ptr<Pending> pending)
+      : transport_(transport), pending_(std::move(pending)) {}
+
+  ~MpiRequest() override {
+    if (!pending_->is_done()) {
+      transport_.drop(std::move(pending_));
+    }
+  }
+
+  void wait(Deadline deadline) override {
+    transport_.wait(*pending_, deadline);
+  }
+
+  int source() const override {
+    return pending_->source();
+  }
+
+ private:
+  MpiTransport& transport_;
+  std::shared_ptr<Pending> pending_;
+};
+
+MpiTransport::MpiTransport(
+    int rank,
+    const std::vector<Rank>& ranks,
+    int tag,
+    bool one_host)
+    : Transport(rank, static_cast<int>(ranks.size())),
+      peers_(std::vector<pid_t>(ranks.size(), -1), column(ranks, &Rank::life)),
+      own_(
+          World::instance().communicator().create(
+              column(ranks, &Rank::number),
+              tag)),
+      users_(
+          World::instance().communicator().create(
+              column(ranks, &Rank::number),
+              tag + 1)),
+      one_host_(one_host),
+      max_tag_(users_->max_tag()),
+      lane_tags_((own_->max_tag() - kFirstLaneTag + 1) / kPlaces),
+      spin_(spin_among(ranks)),
+      attendant_([this](Deadline until) { attend(until); }) {}
+
+MpiTransport::~MpiTransport() {
+  const bool usable = World::instance().is_usable();
+  for (const auto& pending : std::exchange(dropped_, {})) {
+    if (usable) {
+      cancel(pending);
+    }
+  }
+  attendant_.reset(); // it uses the communicators
+  if (!usable || aborted_) {
+    return; // others may still use them, so their ids stay taken
+  }
+  try {
+    own_->free();
+    users_->free();
+  } catch (const TransportError&) {
+    // They stay then.
+  }
+}
+
+int MpiTransport::tag_of(const Lane& lane, const at::Tensor& buffer) const {
+  constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;
+  const auto place =
+      static_cast<int>((lane.seq << 1 | (lane.stage & 1)) % kPlaces);
+  const uint64_t hash = (lane.fingerprint ^ buffer.nbytes()) * kOdd >> 32;
+  return kFirstLaneTag + place * lane_tags_ +
+      static_cast<int>(hash % static_cast<uint64_t>(lane_tags_));
+}
+
+template <typename TagOf>
+RequestPtr MpiTransport::start(
+    const std::vector<Transfer>& sends,
+    const std::vector<Transfer>& receives,
+    TagOf tag_of) {
+  check_open();
+  if (!sends.empty()) {
+    check_meanwhile();
+  }
+  auto pending = std::make_shared<Pending>(own_->messages());
+  auto request = std::make_unique<MpiRequest>(*this, pending);
+  for (const auto& [peer, buffer] : receives) {
+    if (buffer.numel() > 0) {
+      pending->receive(buffer, peer, tag_of(buffer));
+    }
+  }
+  for (const auto& [peer, buffer] : sends) {
+    if (buffer.numel() > 0) {
+      sent_bytes_ += buffer.nbytes();
+      pending->send(buffer, peer, tag_of(buffer));
+    }
+  }
+  return request;
+}
+
+RequestPtr MpiTransport::exchange(
+    const std::vector<Transfer>& sends,
+    const std::vector<Transfer>& receives,
+    const Lane& lane) {
+  return start(sends, receives, [&](const at::Tensor& buffer) {
+    return tag_of(lane, buffer);
+  });
+}
+
+RequestPtr MpiTransport::exchange_frames(
+    const std::vector<Transfer>& sends,
+    const std::vector<Transfer>& receives) {
+  return start(sends, receives, [](const at::Tensor&) { return kFrameTag; });
+}
+
+template <typename Post>
+RequestPtr MpiTransport::start_users(Post post) {
+  check_open();
+  auto pending = std::make_shared<Pending>(users_->messages());
+  auto request = std::make_unique<MpiRequest>(*this, pending);
+  post(*pending);
+  if (!pending->test()) {
+    pending->attended_by(*attendant_);
+  }
+  return request;
+}
+
+RequestPtr MpiTransport::send(const at::Tensor& buffer, int peer, int tag) {
+  return start_users(
+      [&](Pending& pending) { pending.send(buffer, peer, tag); });
+}
+
+RequestPtr MpiTransport::recv(const at::Tensor& buffer, int peer, int tag) {
+  return start_users(
+      [&](Pending& pending) { pending.receive(buffer, peer, tag); });
+}
+
+RequestPtr MpiTransport::recv_any(const at::Tensor& buffer, int tag) {
+  return recv(buffer, Messages::kAnyPeer, tag);
+}
+
+bool MpiTransport::is_gone(int peer) const {
+  return peer != rank() && peers_.is_gone(peer);
+}
+
+void MpiTransport::check_not_aborted() const {
+  if (aborted_) {
+    throw TransportError("mpi: this rank or another has given up");
+  }
+}
+
+void MpiTransport::check_open() const {
+  check_not_aborted();
+  if (!World::instance().is_usable()) {
+    throw TransportError("mpi: MPI was finalised");
+  }
+}
+
+void MpiTransport::wait(Pending& pending, Deadline deadline) {
+  if (pending.is_done()) {
+    return;
+  }
+  auto next_look = Clock::now() + kLook;
+  for (std::optional<mpi::Backoff> backoff(spin_);; backoff->rest()) {
+    check_not_aborted();
+    const auto done_before = pending.done();
+    if (pending.test()) {
+      return;
+    }
+    if (pending.done() > done_before) {
+      backoff.emplace(spin_);
+    }
+    const auto now = Clock::now();
+    if (now >= deadline) {
+      World::instance().abandon(nullptr);
+      throw TransportTimeout(pending.describe() + ": timed out");
+    }
+    if (now >= next_look) {
+      next_look = now + kLook;
+      look_around(pending);
+    }
+  }
+}
+
+void MpiTransport::check_meanwhile() {
+  const auto now = Clock::now().time_since_epoch();
+  const auto away = now - last_start_.exchange(now);
+  // Each look takes in a message or two, and the notice is behind others.
+  for (int looks = away < kAway ? 1 : kManyLooks; looks > 0; --looks) {
+    check_notices();
+  }
+}
+
+void MpiTransport::check_notices() const {
+  if (const int peer = own_->probe(kAbortTag); peer >= 0) {
+    World::instance().abandon(nullptr);
+    throw TransportError("mpi: rank " + std::to_string(peer) + " has given up");
+  }
+}
+
+void MpiTransport::look_around(Pending& pending) const {
+  check_notices();
+  const int peer = pending.awaited_peer();
+  // What it had sent may be here all the same.
+  if (peer >= 0 && is_gone(peer) && !pending.test_often()) {
+    World::instance().abandon(nullptr);
+    throw TransportError(pending.describe() + ": it has left or died");
+  }
+}
+
+void MpiTransport::drop(std::shared_ptr<Pending> pending) noexcept {
+  if (!World::instance().is_usable()) {
+    return;
+  }
+  try {
+    if (pending->is_attended() && !aborted_) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      dropped_.push_back(std::move(pending));
+    } else {
+      cancel(pending);
+    }
+  } catch (const std::exception&) {
+    World::instance().abandon(std::move(pending));
+  }
+}
+
+void MpiTransport::cancel(const std::shared_ptr<Pending>& pending) {
+  if (!pending->cancel()) {
+    World::instance().abandon(pending);
+  }
+}
+
+void MpiTransport::attend(Deadline until) {
+  for (; Clock::now() < until; std::this_thread::sleep_for(kAttention)) {
+    const auto held = World::instance().hold();
+    if (aborted_ || !World::instance().is_usable()) {
+      continue;
+    }
+    try {
+      own_->probe(kAbortTag);
+      std::lock_guard<std::mutex> lock(mutex_);
+      dropped_.remove_if([](const auto& pending) { return pending->test(); });
+    } catch (const TransportError&) {
+      // Whoever waits for a message finds out.
+    }
+  }
+}
+
+void MpiTransport::abort() noexcept {
+  if (aborted_.exchange(true)) {
+    return;
+  }
+  try {
+    if (!World::instance().is_usable()) {
+      return;
+    }
+    auto notices = std::make_shared<Pending>(own_->messages());
+    const auto notice = at::zeros({1}, at::kByte);
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer != rank()) {
+        notices->send(notice, peer, kAbortTag);
+      }
+    }
+    cancel(notices);
+  } catch (const std::exception&) {
+    // The others find out by themselves, later.
+  }
+}
+
+} // namespace hvd

@@ -1,0 +1,121 @@
+#pragma once
+
+#include "transport/attendant.h"
+#include "transport/mpi/calls.h"
+#include "transport/mpi/world.h"
+#include "transport/shm/peers.h"
+#include "transport/transport.h"
+
+#include <list>
+#include <mutex>
+#include <optional>
+
+namespace hvd {
+
+/// Ranks of one MPI world, by its point-to-point messages of bytes: sums and
+/// what else MPI would compute are ours, in one order and for every dtype.
+///
+/// MPI has no thread: messages move while somebody asks for theirs. Whoever
+/// waits asks with longer and longer pauses, so waiting ends in time and burns
+/// no core. A message of the user's that nobody waits for has an attendant.
+///
+/// Nothing makes MPI take a message back that is on its way to a rank that is
+/// gone. Its buffers are kept then until the process ends.
+class MpiTransport final : public Transport {
+ public:
+  /// What is known of a rank, its own entry included.
+  struct Rank {
+    int number; ///< in the world
+    int life; ///< see shm::Peers; -1 for one on another host
+  };
+
+  /// `ranks`: by their numbers in the group; all of them make it now. `tag`:
+  /// even, the same on all, and of no other group made at that time.
+  /// `one_host`: whether they share one.
+  MpiTransport(
+      int rank,
+      const std::vector<Rank>& ranks,
+      int tag,
+      bool one_host);
+  ~MpiTransport() override;
+
+  const char* name() const override {
+    return "mpi";
+  }
+  bool is_gone(int peer) const override;
+  /// Inside a host, what arrives is still in the core's second-level cache when
+  /// it is folded, as over shared memory.
+  int64_t segment_bytes() const override {
+    return one_host_ ? 256 * 1024 : Transport::segment_bytes();
+  }
+  int64_t segments_ahead() const override {
+    return one_host_ ? 2 : Transport::segments_ahead();
+  }
+  RequestPtr exchange(
+      const std::vector<Transfer>& sends,
+      const std::vector<Transfer>& receives,
+      const Lane& lane) override;
+  RequestPtr exchange_frames(
+      const std::vector<Transfer>& sends,
+      const std::vector<Transfer>& receives) override;
+  RequestPtr send(const at::Tensor& buffer, int peer, int tag) override;
+  RequestPtr recv(const at::Tensor& buffer, int peer, int tag) override;
+  RequestPtr recv_any(const at::Tensor& buffer, int tag) override;
+  int max_tag() const override {
+    return max_tag_;
+  }
+  void abort() noexcept override;
+
+ private:
+  class MpiRequest;
+  /// One verb's messages, with what they need as long as they are under way.
+  class Pending;
+
+  // Tags of our own messages.
+  static constexpr int kFrameTag = 0;
+  static constexpr int kAbortTag = 1;
+  static constexpr int kFirstLaneTag = 2;
+  // 6 bits of the sequence and the stage keep collectives apart that are under
+  // way at once, the rest of a tag those that differ between ranks.
+  static constexpr int kPlaces = 128;
+
+  int tag_of(const Lane& lane, const at::Tensor& buffer) const;
+  template <typename TagOf>
+  RequestPtr start(
+      const std::vector<Transfer>& sends,
+      const std::vector<Transfer>& receives,
+      TagOf tag_of);
+  template <typename Post>
+  RequestPtr start_users(Post post);
+
+  void check_not_aborted() const;
+  void check_open() const;
+  void wait(Pending& pending, Deadline deadline);
+  /// Looks for what ends a wait other than its message. Throws TransportError.
+  void look_around(Pending& pending) const;
+  /// Whether another rank has given up while this one was elsewhere: what it
+  /// had sent before would be taken for success. Throws TransportError.
+  void check_meanwhile();
+  /// Throws TransportError once another rank has said that it gives up.
+  void check_notices() const;
+  /// Of a request that is gone: for what was not waited for.
+  void drop(std::shared_ptr<Pending> pending) noexcept;
+  void cancel(const std::shared_ptr<Pending>& pending);
+  void attend(Deadline until);
+
+  const shm::Peers peers_;
+  const std::unique_ptr<mpi::Communicator> own_; ///< for exchanges
+  const std::unique_ptr<mpi::Communicator> users_;
+  const bool one_host_;
+  const int max_tag_;
+  const int lane_tags_; ///< how many there are for one place in the sequence
+  const std::chrono::microseconds spin_;
+  std::atomic<bool> aborted_{false};
+  std::atomic<Clock::duration> last_start_{Clock::duration::zero()};
+
+  std::mutex mutex_; ///< guards `dropped_`
+  std::list<std::shared_ptr<Pending>> dropped_; ///< the user's, under way
+  std::optional<Attendant> attendant_; ///< uses all above
+};
+
+} // namespace hvd

@@ -1,0 +1,101 @@
+#include "transport/mpi/pending.h"
+
+#include <algorithm>
+
+namespace hvd {
+
+using mpi::Messages;
+
+namespace {
+
+// What MPI can do at once takes no more calls.
+constexpr int kOften = 100;
+
+} // namespace
+
+void MpiTransport::Pending::send(const at::Tensor& buffer, int peer, int tag) {
+  buffers_.push_back(buffer);
+  const auto* const from =
+      static_cast<const std::byte*>(buffer.const_data_ptr());
+  const auto bytes = static_cast<int64_t>(buffer.nbytes());
+  int64_t offset = 0;
+  do {
+    const auto part = std::min(bytes - offset, Messages::kMostBytes);
+    messages_->send(from + offset, part, peer, tag);
+    offset += part;
+  } while (offset < bytes);
+}
+
+void MpiTransport::Pending::receive(
+    const at::Tensor& buffer,
+    int peer,
+    int tag) {
+  buffers_.push_back(buffer);
+  const auto bytes = static_cast<int64_t>(buffer.nbytes());
+  if (peer == Messages::kAnyPeer && bytes > Messages::kMostBytes) {
+    // Parts come in order, but only the first tells from whom.
+    rest_ = Rest{buffer, tag};
+    auto* const to = static_cast<std::byte*>(buffer.mutable_data_ptr());
+    messages_->receive(to, Messages::kMostBytes, peer, tag);
+  } else {
+    receive_from(buffer, 0, peer, tag);
+  }
+}
+
+void MpiTransport::Pending::receive_from(
+    const at::Tensor& buffer,
+    int64_t offset,
+    int peer,
+    int tag) {
+  auto* const to = static_cast<std::byte*>(buffer.mutable_data_ptr());
+  const auto bytes = static_cast<int64_t>(buffer.nbytes());
+  do {
+    const auto part = std::min(bytes - offset, Messages::kMostBytes);
+    messages_->receive(to + offset, part, peer, tag);
+    offset += part;
+  } while (offset < bytes);
+}
+
+bool MpiTransport::Pending::test() {
+  if (is_done_) {
+    return true;
+  }
+  if (messages_->test() && rest_) {
+    const auto rest = *std::exchange(rest_, std::nullopt);
+    receive_from(
+        rest.buffer, Messages::kMostBytes, messages_->source(), rest.tag);
+  }
+  if (messages_->awaited_peer() != Messages::kNone) {
+    return false;
+  }
+  is_done_ = true;
+  absence_.reset();
+  buffers_.clear();
+  return true;
+}
+
+bool MpiTransport::Pending::test_often() {
+  for (int i = 0; i < kOften && !test(); ++i) {
+  }
+  return is_done_;
+}
+
+bool MpiTransport::Pending::cancel() {
+  absence_.reset();
+  rest_.reset();
+  try {
+    messages_->cancel_receives();
+    return test_often();
+  } catch (const TransportError&) {
+    return false;
+  }
+}
+
+std::string MpiTransport::Pending::describe() const {
+  const int peer = messages_->awaited_peer();
+  const std::string verb =
+      messages_->awaits_receive() ? "mpi receive from " : "mpi send to ";
+  return verb + (peer >= 0 ? "rank " + std::to_string(peer) : "any rank");
+}
+
+} // namespace hvd

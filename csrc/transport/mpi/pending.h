@@ -1,0 +1,73 @@
+#pragma once
+
+#include "transport/attendant.h"
+#include "transport/mpi/mpi.h"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace hvd {
+
+/// Not thread-safe, but for is_done(): who holds the request, or has taken the
+/// messages over from it, is one thread at a time.
+class MpiTransport::Pending {
+ public:
+  explicit Pending(mpi::MessagesPtr messages)
+      : messages_(std::move(messages)) {}
+
+  void send(const at::Tensor& buffer, int peer, int tag);
+  /// `peer`: or Messages::kAnyPeer.
+  void receive(const at::Tensor& buffer, int peer, int tag);
+
+  /// Whether all is done; asks MPI.
+  bool test();
+  /// The same, after all that MPI can do at once.
+  bool test_often();
+  /// Gives up what can be; returns whether nothing is under way then.
+  bool cancel();
+
+  /// From now on until it is done somebody sees to it.
+  void attended_by(Attendant& attendant) {
+    absence_.emplace(attendant);
+  }
+  bool is_attended() const {
+    return absence_.has_value();
+  }
+
+  bool is_done() const {
+    return is_done_;
+  }
+  size_t done() const {
+    return messages_->done();
+  }
+  int awaited_peer() const {
+    return messages_->awaited_peer();
+  }
+  int source() const {
+    return messages_->source();
+  }
+  /// What is awaited, for messages.
+  std::string describe() const;
+
+ private:
+  /// Of a long message from any rank: what follows its first part.
+  struct Rest {
+    at::Tensor buffer;
+    int tag;
+  };
+
+  void receive_from(
+      const at::Tensor& buffer,
+      int64_t offset,
+      int peer,
+      int tag);
+
+  const mpi::MessagesPtr messages_;
+  std::vector<at::Tensor> buffers_;
+  std::optional<Rest> rest_;
+  std::optional<Attendant::Absence> absence_;
+  bool is_done_ = false;
+};
+
+} // namespace hvd

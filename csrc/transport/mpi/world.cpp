@@ -1,0 +1,106 @@
+#include "transport/mpi/world.h"
+
+#include "common/fork.h"
+#include "transport/mpi/environment.h"
+
+#include <c10/util/Exception.h>
+
+namespace hvd::mpi {
+
+World& World::instance() {
+  // Never destroyed: MPI has threads and files that outlive static destructors.
+  static World& world = *std::unique_ptr<World>(new World()).release();
+  return world;
+}
+
+Library World::open(const std::vector<std::string>& candidates) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!communicator_) {
+    const Library library(candidates);
+    calls_ = bind(library);
+    library_ = library;
+  }
+  return *library_;
+}
+
+std::optional<World::Place> World::place() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  TORCH_INTERNAL_ASSERT(calls_);
+  TORCH_CHECK_VALUE(
+      !communicator_ || depth_ == fork_depth(),
+      "MPI was started before this process was forked off, and cannot be here; "
+      "start processes with the spawn or forkserver method");
+  if (!communicator_ && calls_->is_initialised()) {
+    adopt();
+  }
+  return communicator_ ? std::optional(place_) : std::nullopt;
+}
+
+void World::start_launched() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  start();
+  launched_here_ = true;
+}
+
+void World::start_unlaunched(
+    c10::intrusive_ptr<c10d::Store> store,
+    PmiResponder::Place place) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  responder_ = std::make_unique<PmiResponder>(std::move(store), place);
+  // What another launcher has left there means other processes than these. And
+  // none started later may think that it belongs to this world.
+  const EnvironmentDuring during({"PMI_", "PMIX_"}, responder_->variables());
+  start();
+  place_.name = place.name;
+}
+
+void World::start() {
+  TORCH_INTERNAL_ASSERT(calls_ && !communicator_);
+  calls_->initialise();
+  adopt();
+}
+
+void World::adopt() {
+  TORCH_CHECK_VALUE(
+      !calls_->is_finalised(),
+      "MPI was finalised in this process; it cannot be started again");
+  place_.any_threads = calls_->settle_threads();
+  communicator_ = calls_->world();
+  place_.rank = communicator_->rank();
+  place_.size = communicator_->size();
+  depth_ = fork_depth();
+  running_ = calls_.get();
+}
+
+Communicator& World::communicator() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  TORCH_INTERNAL_ASSERT(communicator_);
+  return *communicator_;
+}
+
+bool World::is_usable() {
+  // No lock: in a process forked off, a thread that is not there may hold it.
+  Calls* const calls = running_;
+  return calls != nullptr && depth_ == fork_depth() && !calls->is_finalised();
+}
+
+void World::abandon(std::shared_ptr<void> buffers) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  is_abandoned_ = true;
+  abandoned_.push_back(std::move(buffers));
+}
+
+void World::finalise() {
+  if (depth_ != fork_depth()) {
+    return;
+  }
+  const std::unique_lock<std::shared_mutex> unused(in_use_);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!launched_here_ || is_abandoned_ || !running_) {
+    return;
+  }
+  running_ = nullptr;
+  calls_->finalise();
+}
+
+} // namespace hvd::mpi

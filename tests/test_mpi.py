@@ -1,0 +1,298 @@
+"""MPI as a transport: which library, which world, under which launcher, and how programs end.
+
+That it moves what it should the contract tests show, which run on it, too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from calls import check_group, cpu_backend
+from footprint import shared_names
+from launch import launch
+from libmpi import MPICH, MPICH_ABI, OPEN_MPI, needs_mpich, needs_open_mpi
+from libmpi import launch as launch_by_mpi
+from ranks import RankPool, bare_store
+from torch_hvd import _mpi
+
+SCRIPT = Path(__file__).with_name("mpi_script.py")
+OVER_MPI = {"HVD_TRANSPORT": "mpi"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        ({"RANK": "0", "TORCHELASTIC_RUN_ID": "none"}, None),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "0"}, "Open MPI"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": "5"}, "PMI"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_PORT": "host:5"}, "PMI"),
+        ({"PMIX_RANK": "0", "SLURM_NTASKS": "2"}, "PMIx"),
+        ({"PMIX_RANK": "0", "TORCHELASTIC_RUN_ID": "7"}, None),  # srun torchrun
+    ],
+)
+def test_launcher(environ: dict[str, str], expected: str | None) -> None:
+    assert _mpi.launcher(environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        ([0, 0], "(vector,(0,1,2))"),
+        ([0, 1, 2], "(vector,(0,3,1))"),
+        ([0, 0, 1, 1], "(vector,(0,2,2))"),
+        ([0, 0, 1], "(vector,(0,1,2),(1,1,1))"),
+        ([0, 1, 0, 1], "(vector,(0,2,1),(0,2,1))"),
+    ],
+)
+def test_mapping(hosts: list[int], expected: str) -> None:
+    assert _mpi._mapping(hosts) == expected
+
+
+def test_candidates() -> None:
+    """What fits the launcher comes first, and a name that the user gives is the only one."""
+    assert _mpi.candidates({"HVD_LIBMPI": "/opt/libmpi.so"}) == ["/opt/libmpi.so"]
+    unlaunched = _mpi.candidates({})
+    assert unlaunched.index("libmpi.so.12") < unlaunched.index("libmpi.so.40")
+    launched = _mpi.candidates({"OMPI_COMM_WORLD_SIZE": "2"})
+    assert launched.index("libmpi.so.40") < launched.index("libmpi.so.12")
+
+
+def error_of_joining(prefix: str, files: list[str]) -> str:
+    """What a rank that has the MPI library of that file is told."""
+    rank = int(os.environ["RANK"])
+    os.environ["HVD_LIBMPI"] = files[rank]
+    store = dist.PrefixStore(prefix, bare_store())
+    with pytest.raises(ValueError) as caught:
+        dist.init_process_group("hvd", store=store, rank=rank, world_size=len(files))
+    return str(caught.value)
+
+
+def same_error(files: list[str]) -> str:
+    """The one error that all ranks get."""
+    with RankPool(len(files), backend="", env=OVER_MPI) as pool:
+        (error,) = set(pool.run(error_of_joining, "any", files))
+    return error
+
+
+@needs_mpich
+def test_a_rank_without_a_library() -> None:
+    error = same_error([str(MPICH), "/nowhere/libmpi.so"])
+    assert "rank 1: no libmpi can be opened: /nowhere/libmpi.so" in error
+
+
+@needs_mpich
+def test_a_library_that_is_no_mpi() -> None:
+    error = same_error(["libm.so.6", str(MPICH)])
+    assert "rank 0:" in error and "has no MPI_Get_library_version" in error
+
+
+@needs_open_mpi
+def test_open_mpi_without_a_launcher() -> None:
+    error = same_error([str(OPEN_MPI)] * 2)
+    assert "rank 0: Open MPI 5" in error
+    assert "start with mpirun or hvdrun, or pip install mpich" in error
+
+
+def both_abis(files: list[str]) -> str:
+    os.environ["HVD_LIBMPI"] = files[int(os.environ["RANK"])]
+    dist.init_process_group(
+        "hvd", store=bare_store(), rank=int(os.environ["RANK"]), world_size=len(files)
+    )
+    check_group()
+    left = [name for name in os.environ if name.startswith("PMI")]
+    dist.destroy_process_group()
+    return f"{left}"
+
+
+@needs_mpich
+@pytest.mark.parametrize(
+    "files", [[MPICH, MPICH], [MPICH_ABI, MPICH_ABI]], ids=["mpich-abi", "standard-abi"]
+)
+def test_abis_of_mpich(files: list[Path]) -> None:
+    with RankPool(2, backend="", env=OVER_MPI) as pool:
+        assert pool.run(both_abis, [str(file) for file in files]) == ["[]"] * 2
+
+
+def join_again(prefix: str, order: list[int]) -> tuple[int, str]:
+    """Join with the ranks in that order, or stay away."""
+    mine = int(os.environ["RANK"])
+    if mine not in order:
+        return -1, ""
+    rank = order.index(mine)
+    store = dist.PrefixStore(prefix, bare_store())
+    try:
+        dist.init_process_group("hvd", store=store, rank=rank, world_size=len(order))
+    except ValueError as error:
+        return rank, str(error)
+    transport = cpu_backend().options.transport
+    gathered = [torch.empty(1) for _ in order]
+    dist.all_gather(gathered, torch.tensor([float(mine)]))
+    assert gathered == [torch.tensor([float(each)]) for each in order]
+    check_group()
+    dist.destroy_process_group()
+    return rank, transport
+
+
+@needs_mpich
+def test_one_world_for_many_groups() -> None:
+    """MPI starts once: what joins later is a part of that world, in any order."""
+    with RankPool(3, backend="", env=OVER_MPI) as pool:
+        assert [rank for rank, _ in pool.run(join_again, "all", [0, 1, 2])] == [0, 1, 2]
+        assert [rank for rank, _ in pool.run(join_again, "turned", [2, 0, 1])] == [1, 2, 0]
+        assert pool.run(join_again, "some", [2, 0])[2] == (0, "mpi")
+
+
+def joins_in_a_child() -> str:
+    """What a child that a rank forks is told when it joins a group of its own."""
+    check_group()
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(theirs, str(_mpi._found(2, os.environ)).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    check_group()
+    return os.read(ours, 1000).decode()
+
+
+@needs_mpich
+def test_a_forked_child_has_no_mpi() -> None:
+    with RankPool(2, env=OVER_MPI) as pool:
+        for told in pool.run(joins_in_a_child):
+            assert "MPI was started before this process was forked off" in told
+
+
+@needs_mpich
+def test_a_rank_from_outside_of_the_world() -> None:
+    with RankPool(3, backend="", env=OVER_MPI) as pool:
+        pool.run(join_again, "two", [0, 1])
+        errors = {text for _, text in pool.run(join_again, "three", [0, 1, 2])}
+    (error,) = errors
+    assert "MPI runs already on only one of ranks 0 and 2" in error
+
+
+def dies(victim: int) -> None:
+    check_group()
+    if dist.get_rank() == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@needs_mpich
+@pytest.mark.parametrize("hosts", [["a", "a", "a"], ["a", "a", "b"]], ids="-".join)
+def test_nothing_is_left_of_killed_ranks(hosts: list[str]) -> None:
+    names = shared_names()
+    with RankPool(3, env=OVER_MPI, hosts=hosts) as pool:
+        pool.run(dies, 0, lost=[0])
+    assert shared_names() <= names
+
+
+def sums_between_hosts() -> None:
+    for count in (3, 300_000):
+        tensor = torch.full((count,), float(dist.get_rank()))
+        dist.all_reduce(tensor)
+        assert torch.all(tensor == 3)
+
+
+@needs_mpich
+def test_two_hosts() -> None:
+    """Ranks that say that they are elsewhere: MPI uses its network between them."""
+    with RankPool(3, env=OVER_MPI, hosts=["a", "a", "b"]) as pool:
+        pool.run(sums_between_hosts)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "size"),
+    [
+        pytest.param("mpirun", 2, marks=needs_open_mpi),
+        pytest.param("mpirun", 3, marks=needs_open_mpi),
+        pytest.param("hydra", 3, marks=needs_mpich),
+    ],
+)
+def test_launched(launcher: str, size: int) -> None:
+    ended = launch_by_mpi(launcher, size, SCRIPT)
+    assert ended.returncode == 0, ended.stdout
+    assert ended.stdout.count("all well") == size, ended.stdout
+
+
+@needs_open_mpi
+def test_fewer_ranks_than_were_launched() -> None:
+    ended = launch_by_mpi("mpirun", 3, SCRIPT, "2")
+    assert ended.returncode != 0
+    assert "3 processes were launched, but the first group over MPI is of 2" in ended.stdout
+
+
+@needs_open_mpi
+@needs_mpich
+def test_launcher_of_another_mpi() -> None:
+    ended = launch_by_mpi("hydra", 2, SCRIPT, env={"HVD_LIBMPI": str(OPEN_MPI)})
+    assert ended.returncode != 0
+    assert "Open MPI 5" in ended.stdout, ended.stdout
+    assert "is not the MPI whose launcher has started them" in ended.stdout, ended.stdout
+
+
+@needs_mpich
+def test_a_rank_that_raises_does_not_wait_for_the_others() -> None:
+    script = """
+        begun = time.monotonic()
+        dist.barrier()
+        if rank == 0:
+            raise ValueError("mine")
+        try:
+            dist.barrier()
+        except dist.DistBackendError as error:
+            assert "rank 0 has left or died" in str(error), error
+        assert time.monotonic() - begun < 10
+        print("told")
+    """
+    first, second = launch(script, size=2, env=OVER_MPI)
+    assert first.returncode == 1 and "ValueError: mine" in first.stderr
+    assert second.returncode == 0 and second.stdout == "told\n", second.stderr
+
+
+def idle_cpu() -> float:
+    """Seconds of CPU that a second of waiting takes, while the last rank is late."""
+    dist.barrier()
+    last = dist.get_rank() == dist.get_world_size() - 1
+    if last:
+        time.sleep(2)
+    begin, start = time.process_time(), time.monotonic()
+    dist.all_reduce(torch.ones(4))
+    return 0.0 if last else (time.process_time() - begin) / (time.monotonic() - start)
+
+
+@needs_mpich
+def test_waiting_burns_no_core() -> None:
+    with RankPool(3, env=OVER_MPI) as pool:
+        pool.run(check_group)
+        assert max(pool.run(idle_cpu)) < 0.1
+
+
+def long_message(count: int) -> None:
+    if dist.get_rank() == 0:
+        tensor = torch.arange(count, dtype=torch.int64)
+        dist.send(tensor, 1)
+        dist.send(tensor, 1)
+    else:
+        for receive in (lambda got: dist.recv(got, 0), dist.recv):
+            got = torch.zeros(count, dtype=torch.int64)
+            receive(got)
+            assert torch.equal(got, torch.arange(count, dtype=torch.int64))
+            del got
+
+
+@pytest.mark.slow
+@needs_mpich
+def test_a_message_longer_than_mpi_can_count() -> None:
+    """In parts: from a rank, and from any."""
+    with RankPool(2, env=OVER_MPI) as pool:
+        pool.run(long_message, (1 << 28) + 3)

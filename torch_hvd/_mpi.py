@@ -1,0 +1,263 @@
+"""Finds an MPI library, starts MPI once in the process, and connects ranks by it.
+
+MPI starts in all processes of its world at once, and only once. Under its own launcher (mpirun,
+mpiexec, srun) that world is the launcher's. Elsewhere MPICH and its kin are told by ourselves who
+belongs to it: the ranks of the first group of the program.
+"""
+
+import contextlib
+import functools
+import itertools
+import json
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from torch_hvd import _log, _shm
+from torch_hvd._load import _C
+
+_STANDARD, _MPICH, _OPEN_MPI = "libmpi_abi.so.1", "libmpi.so.12", "libmpi.so.40"
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a group in MPI's world, a tag that no other group has while it is made, and the
+    name of the library.
+    """
+
+    ranks: list[_C.MpiRank]
+    tag: int
+    library: str
+
+
+NOBODY = Ranks([], 0, "")
+
+# MPI promises tags up to 32767; each group takes two.
+_tags = itertools.cycle(range(0, 32768, 2))
+
+
+def launcher(environ: Mapping[str, str]) -> str | None:
+    """The launcher that has started this process as one of an MPI world: "Open MPI", "PMI" or
+    "PMIx", after what it speaks; None if none has.
+    """
+    if "TORCHELASTIC_RUN_ID" in environ:
+        return None  # what MPI's launcher has started, if any, is torchrun
+    if "OMPI_COMM_WORLD_SIZE" in environ:
+        return "Open MPI"
+    if "PMIX_RANK" in environ:
+        return "PMIx"
+    if "PMI_RANK" in environ and ("PMI_FD" in environ or "PMI_PORT" in environ):
+        return "PMI"
+    return None
+
+
+def _launched_size(environ: Mapping[str, str]) -> int | None:
+    for variable in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"):
+        if variable in environ:
+            return int(environ[variable])
+    return None
+
+
+def candidates(environ: Mapping[str, str]) -> list[str]:
+    """Where a libmpi may be, the best first, for `_C.open_mpi`.
+
+    `HVD_LIBMPI` alone if it is set. Else those that fit the launcher come before others, and of
+    equals one that is loaded, then one of this Python's environment, then the system's.
+    """
+    if "HVD_LIBMPI" in environ:
+        return [environ["HVD_LIBMPI"]]
+    fitting = {
+        "Open MPI": [_OPEN_MPI, _STANDARD],
+        "PMIx": [_OPEN_MPI, _STANDARD, _MPICH],
+        "PMI": [_STANDARD, _MPICH],
+        None: [_STANDARD, _MPICH],
+    }[launcher(environ)]
+    others = [name for name in (_STANDARD, _MPICH, _OPEN_MPI) if name not in fitting]
+    found = [name for name in (_STANDARD, _MPICH, _OPEN_MPI) if _C.mpi_is_loaded(name)]
+    for names in (fitting, others):
+        here = [Path(sys.prefix, "lib", name) for name in names]
+        found += [str(path) for path in here if path.exists()]
+        found += names
+    return found
+
+
+def _exchange(store: Store, topic: str, rank: int, size: int, mine: Any) -> list[Any]:
+    """What each rank says. Raises ValueError on all of them if one says an error, a string."""
+    keys = [f"{topic}/{peer}" for peer in range(size)]
+    store.set(keys[rank], json.dumps(mine))
+    everyones = [json.loads(text) for text in store.multi_get(keys)]
+    for peer, theirs in enumerate(everyones):
+        if isinstance(theirs, str):
+            raise ValueError(
+                f"HVD_TRANSPORT or Options.transport is 'mpi', but rank {peer}: {theirs}"
+            )
+    return everyones
+
+
+def _found(size: int, environ: Mapping[str, str]) -> dict[str, Any] | str:
+    """What this rank has, or why it cannot take part."""
+    try:
+        library = _C.open_mpi(candidates(environ))
+        place = _C.mpi_place()
+    except ValueError as error:
+        return str(error).splitlines()[0]  # without C++'s stack
+    by = launcher(environ)
+    text = f"{library.name} ({library.path})"
+    if place is None and by is None and not library.speaks_pmi:
+        return (
+            f"{text} works only in processes that mpirun has started: start with mpirun or hvdrun, "
+            "or pip install mpich, which needs neither"
+        )
+    launched = _launched_size(environ)
+    if place is None and by is not None and launched not in (size, None):
+        return (
+            f"{launched} processes were launched, but the first group over MPI is of {size}; it "
+            "must be of all, because MPI starts in all of them at once"
+        )
+    return {"library": library.name, "runs": place is not None, "launcher": by}
+
+
+def _check_same(everyones: list[dict[str, Any]]) -> None:
+    """Raises ValueError, on every rank alike."""
+    for peer, theirs in enumerate(everyones):
+        for what, text in (("library", "MPI library"), ("launcher", "launcher of MPI")):
+            if theirs[what] != everyones[0][what]:
+                raise ValueError(
+                    f"the {text} is {everyones[0][what]} on rank 0 but {theirs[what]} on rank "
+                    f"{peer}; HVD_LIBMPI names the file of a library"
+                )
+        if theirs["runs"] != everyones[0]["runs"]:
+            raise ValueError(
+                f"MPI runs already on only one of ranks 0 and {peer}: a group over MPI cannot have "
+                "ranks that were not in the program's first one"
+            )
+
+
+def _mapping(hosts: list[int]) -> str:
+    """Ranks on hosts as MPICH's PMI_process_mapping: runs of (first host, hosts, ranks on each)."""
+    runs = [(host, 1, len(list(ranks))) for host, ranks in itertools.groupby(hosts)]
+    merged: list[tuple[int, int, int]] = []
+    for host, _, count in runs:
+        if merged:
+            first, width, each = merged[-1]
+            if each == count and host == first + width:
+                merged[-1] = (first, width + 1, each)
+                continue
+        merged.append((host, 1, count))
+    return f"(vector,{','.join(f'({a},{b},{c})' for a, b, c in merged)})"
+
+
+def _start(store: Store, rank: int, hosts: list[int], timeout: timedelta) -> None:
+    if launcher(os.environ):
+        _C.start_launched_mpi()
+        return
+    if rank == 0:
+        # MPICH names shared memory by it, and what a kill leaves must not meet a later world.
+        store.set("world", f"hvd-{secrets.token_hex(8)}")
+    _C.start_unlaunched_mpi(
+        PrefixStore("pmi", store),
+        rank,
+        len(hosts),
+        store.get("world").decode(),
+        _mapping(hosts),
+        timeout,
+    )
+
+
+def _check_places(places: list[dict[str, Any]], library: str) -> None:
+    """Raises ValueError, on every rank alike, unless all are in one world."""
+    size = len(places)
+    if all(place["size"] == 1 for place in places):
+        raise ValueError(
+            f"each of the {size} ranks is an MPI world of its own: {library} is not the MPI whose "
+            "launcher has started them; HVD_LIBMPI names the right file"
+        )
+    worlds = {(place["world"], place["size"]) for place in places}
+    if len(worlds) > 1 or len({place["rank"] for place in places}) < size:
+        raise ValueError("the ranks of the group are not in one MPI world")
+
+
+def _forget_names() -> None:
+    """Take away the names of the memory that MPICH shares on this host; all ranks have it by now.
+
+    MPICH does so in MPI_Finalize, for which a killed rank has no time, and others need not wait.
+    """
+    mapped = Path("/proc/self/maps").read_text().split()
+    for name in {path for path in mapped if path.startswith("/dev/shm/mpich_shm_")}:
+        with contextlib.suppress(FileNotFoundError):  # another rank was first
+            os.unlink(name)
+
+
+@functools.cache
+def _warn_of_turns(library: str) -> None:
+    _log.logger.warning(
+        "hvd: %s does not allow calls from several threads at once; they take turns", library
+    )
+
+
+def _life(place: dict[str, Any], mine: dict[str, Any]) -> int:
+    """A file descriptor that polls readable once the process is gone; -1 if there is none."""
+    if place["host"] != mine["host"] or place["pid"] == mine["pid"]:
+        return -1
+    try:
+        return os.pidfd_open(place["pid"])
+    except OSError:  # before Linux 5.3
+        return -1
+
+
+def connect(store: Store, rank: int, hosts: list[int], timeout: timedelta) -> Ranks:
+    """Connect the ranks of a group, and start MPI if it does not run yet.
+
+    Args:
+        store: where ranks find each other; its keys are this connection's own.
+        rank: of this process in the group.
+        hosts: by rank, the number of its host.
+        timeout: for ranks to meet where no launcher has started them.
+
+    Returns:
+        What `_C.ProcessGroupHVD` needs, which takes over the file descriptors.
+
+    Raises:
+        ValueError: MPI cannot be had, on every rank alike; names a rank and the reason.
+    """
+    size = len(hosts)
+    everyones = _exchange(store, "found", rank, size, _found(size, os.environ))
+    _check_same(everyones)
+    library = everyones[0]["library"]
+    if not everyones[0]["runs"]:
+        _start(store, rank, hosts, timeout)
+    place = _C.mpi_place()
+    assert place is not None
+    if not place.any_threads:
+        _warn_of_turns(library)
+    mine = {
+        "world": place.world,
+        "rank": place.rank,
+        "size": place.size,
+        "host": _shm.host_id({}),
+        "pid": os.getpid(),
+        "tag": next(_tags),
+    }
+    places = _exchange(store, "place", rank, size, mine)
+    if place.world:
+        _forget_names()
+    _check_places(places, library)
+    ranks = [_C.MpiRank(theirs["rank"], _life(theirs, mine)) for theirs in places]
+    return Ranks(ranks, places[0]["tag"], library)
+
+
+def end() -> None:
+    """End MPI with the program: with all others, as MPI wants it.
+
+    Not after an uncaught exception: others may wait for this rank, which would wait for them here.
+    The launcher ends them once it is gone.
+    """
+    if getattr(sys, "last_type", None) is None:
+        _C.finalise_mpi()
