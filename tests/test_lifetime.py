@@ -34,7 +34,7 @@ def test_twice(method: str) -> None:
     check_group()
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3)
 @pytest.mark.parametrize("count", [SMALL, LARGE])
 def test_abort_from_another_thread(count: int) -> None:
     """Rank 0 waits for peers that do not come, until another thread of it aborts the group."""
@@ -51,7 +51,7 @@ def test_abort_from_another_thread(count: int) -> None:
     dist.barrier()
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3)
 @pytest.mark.parametrize("count", [SMALL, LARGE])
 def test_shutdown_from_another_thread(count: int) -> None:
     """shutdown waits for what is pending; that fails in time, and its waiter gets the error."""
@@ -66,7 +66,7 @@ def test_shutdown_from_another_thread(count: int) -> None:
     dist.barrier()
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3)
 @pytest.mark.parametrize("count", [SMALL, LARGE])
 def test_drop_a_group_with_pending_work(count: int) -> None:
     """The last reference goes while a call waits for peers and a callback wants the GIL."""
@@ -86,7 +86,7 @@ def test_drop_a_group_with_pending_work(count: int) -> None:
     dist.barrier()
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3)
 def test_callbacks_while_the_main_thread_waits() -> None:
     """Python callbacks run while the main thread waits for other Works, then destroys the group."""
     group = dist.new_group()

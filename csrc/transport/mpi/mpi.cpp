@@ -1,11 +1,10 @@
 #include "transport/mpi/mpi.h"
 
+#include "common/cores.h"
 #include "transport/mpi/backoff.h"
 #include "transport/mpi/pending.h"
 
 #include <ATen/ops/zeros.h>
-
-#include <sched.h>
 
 #include <algorithm>
 
@@ -29,12 +28,6 @@ constexpr int kManyLooks = 100;
 
 // Between two looks at messages that nobody waits for.
 constexpr std::chrono::microseconds kAttention{100};
-
-int cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-}
 
 template <typename Field>
 std::vector<int> column(

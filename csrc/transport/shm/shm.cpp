@@ -1,8 +1,7 @@
 #include "transport/shm/shm.h"
 
+#include "common/cores.h"
 #include "transport/shm/request.h"
-
-#include <sched.h>
 
 #include <algorithm>
 
@@ -19,12 +18,6 @@ namespace {
 // thread twice. With more ranks than cores it would keep that peer from
 // running.
 constexpr std::chrono::microseconds kSpin{50};
-
-int cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-}
 
 std::vector<shm::Segment> map_segments(
     const std::vector<ShmTransport::Rank>& ranks) {

@@ -1,0 +1,8 @@
+#pragma once
+
+namespace hvd {
+
+/// How many cores this process may run on.
+int cores();
+
+} // namespace hvd
