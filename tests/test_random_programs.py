@@ -37,7 +37,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"check": True},
 )
 STEPS = 60
-SEEDS = 40
+SEEDS = 25
 
 
 @dataclass(frozen=True)
