@@ -224,7 +224,7 @@ void MpiTransport::wait(Pending& pending, Deadline deadline) {
     const auto now = Clock::now();
     if (now >= deadline) {
       World::instance().abandon(nullptr);
-      throw TransportTimeout(pending.describe() + ": timed out");
+      throw TransportTimeout("Timed out waiting for " + pending.describe());
     }
     if (now >= next_look) {
       next_look = now + kLook;
