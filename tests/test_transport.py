@@ -191,18 +191,21 @@ def test_nothing_is_compressed_inside_a_host() -> None:
         pool.run(exact_sums)
 
 
+MESSAGES = (
+    many_messages,
+    more_than_the_arena,
+    both_send_before_they_receive,
+    a_receive_that_nobody_waits_for,
+    collectives_of_all_sizes,
+)
+
+
 @pytest.mark.parametrize("attach", ["0", "1"])
 @pytest.mark.parametrize("size", [2, 3])
 def test_messages(size: int, attach: str) -> None:
     """With cross-memory attach and without, where everything is copied through the arena."""
     with RankPool(size, env={"HVD_TRANSPORT": "shm", "HVD_CMA": attach}) as pool:
-        for function in (
-            many_messages,
-            more_than_the_arena,
-            both_send_before_they_receive,
-            a_receive_that_nobody_waits_for,
-            collectives_of_all_sizes,
-        ):
+        for function in MESSAGES:
             pool.run(function)
             pool.run(check_group)
 
@@ -211,13 +214,7 @@ def test_messages(size: int, attach: str) -> None:
 def test_messages_over_mpi() -> None:
     """Which nothing moves but those that ask for theirs."""
     with RankPool(3, env={"HVD_TRANSPORT": "mpi"}) as pool:
-        for function in (
-            many_messages,
-            more_than_the_arena,
-            both_send_before_they_receive,
-            a_receive_that_nobody_waits_for,
-            collectives_of_all_sizes,
-        ):
+        for function in MESSAGES:
             pool.run(function)
             pool.run(check_group)
 

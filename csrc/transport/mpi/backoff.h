@@ -33,10 +33,6 @@ class Backoff {
     std::this_thread::sleep_for(std::clamp(share, kShortest, kLongest));
   }
 
-  Clock::duration waited() const {
-    return Clock::now() - since_;
-  }
-
  private:
   // Sleeping takes 50 us more than asked for, so it is not for short waits.
   static constexpr std::chrono::milliseconds kYield{1};
