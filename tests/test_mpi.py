@@ -213,9 +213,9 @@ def test_two_hosts() -> None:
 @pytest.mark.parametrize(
     ("launcher", "size"),
     [
-        pytest.param("mpirun", 2, marks=needs_open_mpi),
-        pytest.param("mpirun", 3, marks=needs_open_mpi),
-        pytest.param("hydra", 3, marks=needs_mpich),
+        pytest.param("openmpi", 2, marks=needs_open_mpi),
+        pytest.param("openmpi", 3, marks=needs_open_mpi),
+        pytest.param("mpich", 3, marks=needs_mpich),
     ],
 )
 def test_launched(launcher: str, size: int) -> None:
@@ -226,7 +226,7 @@ def test_launched(launcher: str, size: int) -> None:
 
 @needs_open_mpi
 def test_fewer_ranks_than_were_launched() -> None:
-    ended = launch_by_mpi("mpirun", 3, SCRIPT, "2")
+    ended = launch_by_mpi("openmpi", 3, SCRIPT, "2")
     assert ended.returncode != 0
     assert "3 processes were launched, but the first group over MPI is of 2" in ended.stdout
 
@@ -234,7 +234,7 @@ def test_fewer_ranks_than_were_launched() -> None:
 @needs_open_mpi
 @needs_mpich
 def test_launcher_of_another_mpi() -> None:
-    ended = launch_by_mpi("hydra", 2, SCRIPT, env={"HVD_LIBMPI": str(OPEN_MPI)})
+    ended = launch_by_mpi("mpich", 2, SCRIPT, env={"HVD_LIBMPI": str(OPEN_MPI)})
     assert ended.returncode != 0
     assert "Open MPI 5" in ended.stdout, ended.stdout
     assert "is not the MPI whose launcher has started them" in ended.stdout, ended.stdout
