@@ -13,8 +13,6 @@ namespace py = pybind11;
 
 namespace hvd {
 
-namespace {
-
 Codec codec_of(const std::string& compression, int32_t block) {
   const auto found = compression_named(compression);
   TORCH_CHECK_VALUE(
@@ -25,6 +23,8 @@ Codec codec_of(const std::string& compression, int32_t block) {
       compression_names());
   return {*found, false, block};
 }
+
+namespace {
 
 /// A tensor of any shape as the codecs take it; they write through it, so
 /// nothing may be copied.

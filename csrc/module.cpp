@@ -5,6 +5,7 @@
 
 #include "codec/choice.h"
 #include "codec_bindings.h"
+#include "device_bindings.h"
 #include "holder.h"
 #include "mpi_bindings.h"
 #include "process_group.h"
@@ -232,6 +233,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("stop_timeline", [] { hvd::Timeline::instance().stop(); });
 
   hvd::bind_codecs(m);
+  hvd::bind_device_kernels(m);
   hvd::bind_shm(m);
   hvd::bind_mpi(m);
 }

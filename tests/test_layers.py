@@ -11,7 +11,7 @@ SOURCES = Path(__file__).parent.parent / "csrc"
 LAYERS = [
     ["."],  # the c10d face: bindings, process group, work
     ["engine"],
-    ["collectives"],
+    ["collectives", "cuda"],  # cuda is a module of its own
     ["codec", "transport"],
     ["common"],
 ]

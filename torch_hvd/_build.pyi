@@ -2,3 +2,4 @@
 
 TORCH_VERSION: str
 COMPILER: str
+CUDA: str  # "yes: ..." or "no: ..." and why, of `_cuda`

@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <optional>
 #include <type_traits>
 
 namespace hvd {
@@ -58,7 +59,7 @@ void check_numbers(const char* what, const at::Tensor& tensor) {
   check_flat(what, tensor);
   const auto dtype = tensor.scalar_type();
   TORCH_CHECK_VALUE(
-      dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16,
+      number_of(dtype).has_value(),
       "hvd: ",
       what,
       " has dtype ",
@@ -92,6 +93,19 @@ void for_pieces(int64_t count, OnPiece on_piece) {
 
 } // namespace
 
+std::optional<Number> number_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return Number::Float32;
+    case at::kHalf:
+      return Number::Float16;
+    case at::kBFloat16:
+      return Number::BFloat16;
+    default:
+      return std::nullopt;
+  }
+}
+
 Encoded::Encoded(at::Tensor bytes) : bytes_(std::move(bytes)) {
   check_flat("an encoded message", bytes_);
   TORCH_CHECK_VALUE(
@@ -122,15 +136,17 @@ void encode(
   const Message message(codec, out, in.numel());
   message.clear_gap();
   const Pieces pieces(codec);
+  const Number number = *number_of(in.scalar_type());
   float* const rest = residual.defined() ? residual.data_ptr<float>() : nullptr;
 
-  if (in.scalar_type() == at::kFloat && factor == 1.0F && rest == nullptr) {
+  if (number == Number::Float32 && factor == 1.0F && rest == nullptr) {
     pieces.encode(in.const_data_ptr<float>(), message, 0, in.numel());
     return;
   }
   for_pieces(in.numel(), [&](int64_t begin, int64_t n) {
     Piece piece;
-    const float* values = pieces.load(in, begin, n, piece);
+    const float* values = 
+        pieces.load(number, in.const_data_ptr(), begin, n, piece);
     if (rest != nullptr || factor != 1.0F) {
       float* const added = rest != nullptr ? rest + begin : nullptr;
       pieces.multiply(values, factor, added, n, piece);
@@ -157,7 +173,7 @@ void decode(Codec codec, const Encoded& in, at::Tensor& out) {
   for_pieces(out.numel(), [&](int64_t begin, int64_t n) {
     Piece piece;
     pieces.decode(message, begin, n, piece);
-    pieces.store(piece, begin, n, out);
+    pieces.store(*number_of(out.scalar_type()), piece, begin, n, out.data_ptr());
   });
 }
 
@@ -198,7 +214,7 @@ void decode_sum_encode(
       pieces.keep_lost(sum, decoded, n, rest + begin);
     }
     if (!direct) {
-      pieces.store(decoded, begin, n, result);
+      pieces.store(*number_of(result.scalar_type()), decoded, begin, n, result.data_ptr());
     }
   });
 }

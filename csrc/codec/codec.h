@@ -2,9 +2,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "codec/device.h"
 #include "common/compression.h"
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -40,6 +42,9 @@ class Encoded {
  private:
   at::Tensor bytes_;
 };
+
+/// What tensors of that dtype hold, if it can be encoded.
+std::optional<Number> number_of(at::ScalarType dtype);
 
 /// How long a message of `count` values is. Throws a ValueError for a codec
 /// that is not one.

@@ -66,6 +66,15 @@ HVD_HOST_DEVICE float over(float a, float b) {
 #endif
 }
 
+/// sum + a * b, of a product that is exact.
+HVD_HOST_DEVICE float plus_product(float sum, float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmaf_rn(a, b, sum);
+#else
+  return plus(sum, times(a, b));
+#endif
+}
+
 /// What stays behind of `value` when `decoded` arrives; nothing of a value that
 /// did not arrive as a finite one, or the residual would spoil all later ones.
 HVD_HOST_DEVICE float lost(float value, float decoded) {
@@ -249,6 +258,11 @@ struct Int4 {
 
 /// fp32 -> fp16, as torch's cast; every NaN becomes the same one.
 HVD_HOST_DEVICE uint16_t encode_half(float value) {
+#if defined(__CUDA_ARCH__)
+  uint16_t code;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(code) : "f"(value));
+  return value == value ? code : 0x7e00;
+#else
   using Half = SmallFloat<10, 15>;
   const uint32_t magnitude = bits_of(value) & kMagnitudeBits;
   const uint32_t sign = (bits_of(value) >> 16) & 0x8000;
@@ -256,18 +270,31 @@ HVD_HOST_DEVICE uint16_t encode_half(float value) {
       magnitude < (143U << 23) ? Half::encode_magnitude(magnitude) : 0x7c00;
   return static_cast<uint16_t>(
       magnitude <= kInfinityBits ? finite | sign : 0x7e00);
+#endif
 }
 
-HVD_HOST_DEVICE float decode_half(uint16_t code) {
+/// fp16 that is no NaN -> fp32.
+HVD_HOST_DEVICE float decode_half_number(uint16_t code) {
+#if defined(__CUDA_ARCH__)
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(code));
+  return value;
+#else
   using Half = SmallFloat<10, 15>;
   const uint32_t sign = (code & 0x8000U) << 16;
   const uint32_t magnitude = code & 0x7fffU;
   const uint32_t finite = bits_of(Half::decode_magnitude(magnitude));
+  return float_of((magnitude < 0x7c00 ? finite : kInfinityBits) | sign);
+#endif
+}
+
+HVD_HOST_DEVICE float decode_half(uint16_t code) {
   // A NaN keeps its payload and becomes quiet, as the processors' instructions
   // have it.
-  const uint32_t quiet = magnitude > 0x7c00 ? 0x400000 : 0;
-  const uint32_t special = kInfinityBits | (magnitude & 0x3ff) << 13 | quiet;
-  return float_of((magnitude < 0x7c00 ? finite : special) | sign);
+  const uint32_t sign = (code & 0x8000U) << 16;
+  const uint32_t magnitude = code & 0x7fffU;
+  const uint32_t nan = 0x7fc00000 | (magnitude & 0x3ff) << 13 | sign;
+  return magnitude > 0x7c00 ? float_of(nan) : decode_half_number(code);
 }
 
 /// fp32 -> bf16, as torch's cast: every NaN becomes the same one.

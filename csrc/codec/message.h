@@ -15,6 +15,10 @@ inline int64_t round_up(int64_t value, int64_t unit) {
 /// Where the bytes of one message are, by the values it holds.
 class Message {
  public:
+  /// Over bytes of another kind than Encoded, for whole blocks and a rest.
+  Message(Codec codec, uint8_t* values, uint8_t* scales)
+      : codec_(codec), count_(0), values_(values), scales_(scales) {}
+
   Message(Codec codec, const Encoded& encoded, int64_t count)
       : codec_(codec),
         count_(count),

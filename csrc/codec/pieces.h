@@ -1,6 +1,7 @@
 #pragma once
 
 #include "codec/codec.h"
+#include "codec/device.h"
 #include "codec/kernels.h"
 #include "codec/message.h"
 
@@ -95,34 +96,38 @@ class Pieces {
   /// Numbers of any dtype that encode() takes, as fp32 in `piece` or where they
   /// are.
   const float* load(
-      const at::Tensor& from,
+      Number number,
+      const void* numbers,
       int64_t begin,
       int64_t n,
       float* piece) const {
-    if (from.scalar_type() == at::kFloat) {
-      return from.const_data_ptr<float>() + begin;
+    if (number == Number::Float32) {
+      return static_cast<const float*>(numbers) + begin;
     }
-    const auto* in = static_cast<const uint8_t*>(from.const_data_ptr());
     uint8_t padded[2 * kPiece] = {};
-    const uint8_t* whole = in + 2 * begin;
+    const uint8_t* whole = static_cast<const uint8_t*>(numbers) + 2 * begin;
     if (n % kRow != 0) {
       std::memcpy(padded, whole, 2 * n);
       whole = padded;
     }
-    cast_of(from).decode(whole, nullptr, round_up(n, kRow), 0, piece);
+    cast_of(number).decode(whole, nullptr, round_up(n, kRow), 0, piece);
     return piece;
   }
 
-  /// The other way.
-  void store(const float* piece, int64_t begin, int64_t n, at::Tensor& to)
-      const {
-    auto* out = static_cast<uint8_t*>(to.data_ptr()) + 2 * begin;
+  /// The other way, for numbers of 16 bits.
+  void store(
+      Number number,
+      const float* piece,
+      int64_t begin,
+      int64_t n,
+      void* numbers) const {
+    uint8_t* const out = static_cast<uint8_t*>(numbers) + 2 * begin;
     const int64_t whole = n / kRow * kRow;
-    cast_of(to).encode(piece, whole, 0, out, nullptr);
+    cast_of(number).encode(piece, whole, 0, out, nullptr);
     Piece rest = {};
     std::copy_n(piece + whole, n - whole, rest);
     uint8_t bytes[2 * kRow];
-    cast_of(to).encode(rest, kRow, 0, bytes, nullptr);
+    cast_of(number).encode(rest, kRow, 0, bytes, nullptr);
     std::memcpy(out + 2 * whole, bytes, 2 * (n - whole));
   }
 
@@ -166,10 +171,9 @@ class Pieces {
     std::copy_n(block, n, out);
   }
 
-  const Kernels::Format& cast_of(const at::Tensor& tensor) const {
+  const Kernels::Format& cast_of(Number number) const {
     return kernels_
-        [tensor.scalar_type() == at::kHalf ? Compression::Fp16
-                                           : Compression::Bf16];
+        [number == Number::Float16 ? Compression::Fp16 : Compression::Bf16];
   }
 
   const Codec codec_;

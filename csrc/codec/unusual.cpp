@@ -1,10 +1,7 @@
 #include "codec/unusual.h"
 
-#include "codec/elements.h"
-
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 namespace hvd {
 
@@ -47,17 +44,8 @@ template <typename Element>
 uint16_t encode_unusual(const float* in, int64_t count, uint8_t* values) {
   const auto scale = static_cast<uint16_t>(
       Scale::encode(bits_of(largest_finite(in, count)), Element::kMax));
-  // Doubles hold the product of any float and any such power of two.
-  const double middle =
-      scale == 0 ? 0 : std::ldexp(1.0, -Scale::exponent(scale));
-  const float reciprocal = over(1.0F, Scale::mantissa(scale));
   for (int64_t i = 0; i < count; ++i) {
-    const auto moved = static_cast<float>(in[i] * middle);
-    put<Element>(
-        values,
-        i,
-        is_finite(in[i]) ? Element::encode(times(moved, reciprocal))
-                         : Element::not_finite(in[i]));
+    put<Element>(values, i, encode_unusual<Element>(in[i], scale));
   }
   return scale;
 }
@@ -68,15 +56,8 @@ void decode_unusual(
     uint16_t scale,
     int64_t count,
     float* out) {
-  constexpr double kLargest = std::numeric_limits<float>::max();
-  const double back = scale == 0 ? 0 : std::ldexp(1.0, Scale::exponent(scale));
   for (int64_t i = 0; i < count; ++i) {
-    const uint8_t code = get<Element>(values, i);
-    const float number = Element::decode(code);
-    const double product = times(number, Scale::mantissa(scale)) * back;
-    out[i] = Element::decodes_finite(code)
-        ? static_cast<float>(std::clamp(product, -kLargest, kLargest))
-        : number;
+    out[i] = decode_unusual<Element>(get<Element>(values, i), scale);
   }
 }
 

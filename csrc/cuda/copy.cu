@@ -1,0 +1,33 @@
+#include "cuda/copy.h"
+
+#include "cuda/kernels.h"
+#include "cuda/launch.cuh"
+#include "cuda/warp.h"
+
+namespace hvd::cuda {
+
+namespace {
+
+template <typename Copies>
+__global__ void __launch_bounds__(kThreads)
+    copy_bytes(const __grid_constant__ Copies copies) {
+  Warp warp;
+  for (uint32_t i = first_tile(); i < copies.tiles; i += tile_stride()) {
+    const int entry = copies.find(i);
+    copy_tile(warp, copies.entries[entry], i - copies.first_tiles[entry]);
+  }
+}
+
+} // namespace
+
+void copy(
+    const DeviceKernels::Copy* copies,
+    int64_t size,
+    DeviceKernels::Stream stream) {
+  const auto tiles = [](const auto& one) { return tiles_of(one); };
+  for_lists(copies, size, tiles, [&]<typename Copies>(const Copies& list) {
+    launch<&copy_bytes<Copies>>(list.tiles, stream, list);
+  });
+}
+
+} // namespace hvd::cuda

@@ -1,0 +1,48 @@
+#include "cuda/encode.h"
+
+#include "cuda/kernels.h"
+#include "cuda/launch.cuh"
+#include "cuda/warp.h"
+
+namespace hvd::cuda {
+
+namespace {
+
+template <typename Element, typename Pieces>
+__global__ void __launch_bounds__(kThreads) encode_pieces(
+    const __grid_constant__ Pieces pieces,
+    Number number,
+    float factor,
+    int shift) {
+  Warp warp;
+  for (uint32_t i = first_tile(); i < pieces.tiles; i += tile_stride()) {
+    const int entry = pieces.find(i);
+    const Tile tile = tile_of<Element::kBits>(
+        pieces.entries[entry],
+        i - pieces.first_tiles[entry],
+        bytes_of(number),
+        shift);
+    encode_tile<Element>(warp, tile, number, factor);
+  }
+}
+
+} // namespace
+
+void encode(
+    Codec codec,
+    Number number,
+    const DeviceKernels::Piece* pieces,
+    int64_t size,
+    float factor,
+    DeviceKernels::Stream stream) {
+  with_format(codec, [&](auto element, int shift) {
+    using Element = decltype(element);
+    const auto tiles = [](const auto& piece) { return tiles_of(piece.count); };
+    for_lists(pieces, size, tiles, [&]<typename Pieces>(const Pieces& list) {
+      launch<&encode_pieces<Element, Pieces>>(
+          list.tiles, stream, list, number, factor, shift);
+    });
+  });
+}
+
+} // namespace hvd::cuda

@@ -1,0 +1,176 @@
+#pragma once
+
+// The owner's stage of an all_reduce, a tile at a time: messages are decoded,
+// summed in their order and encoded again, all in registers.
+
+#include "codec/fours.h"
+#include "cuda/decode.h"
+#include "cuda/encode.h"
+#include "cuda/tile.h"
+
+namespace hvd {
+
+/// A tile with what is to be encoded, and the same place in a message.
+template <typename Element>
+HVD_HOST_DEVICE Tile
+tile_in(const DeviceKernels::Source& source, const Tile& tile, int64_t index) {
+  Tile found = tile;
+  const int64_t begin = index * kTile;
+  // Nothing is written through these.
+  found.values =
+      const_cast<uint8_t*>(source.values) + begin / 8 * Element::kBits;
+  found.scales = const_cast<uint8_t*>(source.scales) +
+      2 * (begin >> tile.shift);
+  return found;
+}
+
+/// Adds a message, or begins with it.
+template <typename Element, typename Team>
+HVD_HOST_DEVICE void add(
+    Team& team,
+    const Codes<Element, Team>& codes,
+    int shift,
+    bool first,
+    Values<Team>& sums) {
+  const auto scales = factors(team, codes);
+  team.each([&](int lane) {
+    HVD_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      const Four four = Fours<Element>::decode(codes.rows[row][lane]);
+      Four& sum = sums[row][lane];
+      if constexpr (kIsCast<Element>) {
+        sum = first ? four : plus(sum, four);
+      } else {
+        const int block = Tile::place(lane, row) >> shift;
+        const float scale = team.read(scales, block);
+        HVD_UNROLL
+        for (int i = 0; i < kFour; ++i) {
+          sum.values[i] = first
+              ? times(four.values[i], scale)
+              : plus_product(sum.values[i], four.values[i], scale);
+        }
+      }
+    }
+  });
+}
+
+/// The sum of messages of any kind at one place, read again.
+template <typename Element>
+HVD_HOST_DEVICE Four sum_at(
+    const DeviceKernels::Source* sources,
+    int size,
+    const Tile& tile,
+    int64_t index,
+    int place) {
+  Four sum = decode_at<Element>(
+      tile_in<Element>(sources[0], tile, index), place);
+  HVD_NO_UNROLL
+  for (int i = 1; i < size; ++i) {
+    sum = plus(
+        sum,
+        decode_at<Element>(tile_in<Element>(sources[i], tile, index), place));
+  }
+  return sum;
+}
+
+/// Whether all of a tile's codes can be loaded at once.
+template <typename Element>
+HVD_HOST_DEVICE bool is_aligned(const Tile& tile) {
+  return is_aligned(tile.values, sizeof(typename Fours<Element>::Codes)) &&
+      (kIsCast<Element> || is_aligned(tile.scales, 2));
+}
+
+/// The codes of such a tile, which is a whole one.
+template <typename Element, typename Team>
+HVD_HOST_DEVICE void load_aligned_tile(
+    Team& team,
+    const Tile& tile,
+    Codes<Element, Team>& codes) {
+  using Word = typename Fours<Element>::Codes;
+  team.each([&](int lane) {
+    const auto* const words = global(reinterpret_cast<const Word*>(tile.values));
+    HVD_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      codes.rows[row][lane] = words[row * kLanes + lane];
+    }
+    if constexpr (!kIsCast<Element>) {
+      codes.scales[lane] = lane < tile.blocks()
+          ? global(reinterpret_cast<const uint16_t*>(tile.scales))[lane]
+          : 0;
+    }
+  });
+}
+
+/// The sums of a whole tile. While one message is decoded the next is on its
+/// way. False if they have to be found in another way.
+template <typename Element, typename Team>
+HVD_HOST_DEVICE bool sum_usual(
+    Team& team,
+    const DeviceKernels::Source* sources,
+    int size,
+    const Tile& tile,
+    int64_t index,
+    Values<Team>& sums) {
+  Codes<Element, Team> next;
+  const auto load_next = [&](int i) {
+    const Tile from = tile_in<Element>(sources[i], tile, index);
+    const bool can = is_aligned<Element>(from);
+    if (can) {
+      load_aligned_tile(team, from, next);
+    }
+    return can;
+  };
+  typename Team::template PerLane<bool> unusual;
+  team.each([&](int lane) { unusual[lane] = false; });
+  if (!load_next(0)) {
+    return false;
+  }
+  HVD_NO_UNROLL
+  for (int i = 0; i < size; ++i) {
+    const Codes<Element, Team> codes = next;
+    if (i + 1 < size && !load_next(i + 1)) {
+      return false;
+    }
+    team.each([&](int lane) { unusual[lane] |= is_unusual(codes, lane); });
+    add(team, codes, tile.shift, i == 0, sums);
+  }
+  return !team.any(unusual);
+}
+
+/// Tile `index` of the sum of `size` messages, plus the residual of `tile`, to
+/// its codes.
+template <typename Element, typename Team>
+HVD_HOST_DEVICE void sum_tile(
+    Team& team,
+    const DeviceKernels::Source* sources,
+    int size,
+    const Tile& tile,
+    int64_t index) {
+  const auto plus_residual = [&](const Four& sum, int place) {
+    return tile.residual == nullptr
+        ? sum
+        : plus(
+              sum, load_floats(tile.residual + place, tile.values_at(place)));
+  };
+  const auto sum_again = [&](int lane, int row) {
+    const int place = Tile::place(lane, row);
+    const Four sum = sum_at<Element>(sources, size, tile, index, place);
+    return plus_residual(sum, place);
+  };
+  Values<Team> sums;
+  const bool whole = tile.count == kTile;
+  if (whole && sum_usual<Element>(team, sources, size, tile, index, sums)) {
+    team.each([&](int lane) {
+      HVD_UNROLL
+      for (int row = 0; row < kRows; ++row) {
+        const int place = Tile::place(lane, row);
+        sums[row][lane] = plus_residual(sums[row][lane], place);
+      }
+    });
+    encode_values<Element>(team, tile, sums, sum_again);
+  } else {
+    encode_again<Element>(team, tile, sum_again);
+  }
+}
+
+} // namespace hvd
