@@ -14,27 +14,36 @@ namespace hvd {
 
 namespace {
 
-at::Tensor contiguous_like(const at::Tensor& tensor) {
-  return at::empty(tensor.sizes(), tensor.options());
+/// On the host, where a device copies to and from at full speed.
+at::Tensor stand_in_for(const at::Tensor& tensor) {
+  auto options = tensor.options().device(at::kCPU);
+  if (has_streams(tensor.device())) {
+    options = options.pinned_memory(true);
+  }
+  return at::empty(tensor.sizes(), options);
+}
+
+bool can_stay(const at::Tensor& tensor) {
+  return tensor.is_cpu() && tensor.is_contiguous();
 }
 
 /// Reads: the tensor, or a contiguous copy of it. Detached, for the caller may
 /// give `tensor` other memory while the collective is under way.
 at::Tensor source(Collective& collective, const at::Tensor& tensor) {
-  if (tensor.is_contiguous()) {
+  if (can_stay(tensor)) {
     return tensor.detach();
   }
-  auto stand_in = contiguous_like(tensor);
+  auto stand_in = stand_in_for(tensor);
   collective.copy_in.push_back({stand_in, tensor.detach(), {}});
   return stand_in;
 }
 
 /// Writes: the tensor, or a contiguous one that is copied back.
 at::Tensor target(Collective& collective, const at::Tensor& tensor) {
-  if (tensor.is_contiguous()) {
+  if (can_stay(tensor)) {
     return tensor.detach();
   }
-  auto stand_in = contiguous_like(tensor);
+  auto stand_in = stand_in_for(tensor);
   collective.copy_back.emplace_back(tensor.detach(), stand_in);
   return stand_in;
 }
@@ -42,7 +51,7 @@ at::Tensor target(Collective& collective, const at::Tensor& tensor) {
 /// Reads and writes.
 at::Tensor in_place(Collective& collective, const at::Tensor& tensor) {
   auto stand_in = source(collective, tensor);
-  if (!tensor.is_contiguous()) {
+  if (!can_stay(tensor)) {
     collective.copy_back.emplace_back(tensor.detach(), stand_in);
   }
   return stand_in;
@@ -59,7 +68,7 @@ at::Tensor premultiplied(
   const auto* supplement =
       dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   TORCH_CHECK(supplement != nullptr, "hvd: ReduceOp.PREMUL_SUM has no factor");
-  auto product = contiguous_like(tensor);
+  auto product = stand_in_for(tensor);
   collective.copy_in.push_back(
       {product,
        tensor,
@@ -135,11 +144,13 @@ std::vector<at::Tensor> split(
 } // namespace
 
 Collective Arguments::make(Verb verb, const at::Tensor& like) const {
-  check_host(name(verb), like);
+  check_device(name(verb), like);
   Collective collective;
   collective.signature.verb = verb;
   collective.signature.dtype = like.scalar_type();
-  collective.signature.device = like.device().type();
+  if (has_streams(like.device())) {
+    collective.on_device = std::make_shared<StreamMark>(like.device());
+  }
   collective.timeout = timeout_;
   collective.divisor = size_;
   return collective;
@@ -382,7 +393,7 @@ Collective Arguments::barrier() const {
 
 at::Tensor Arguments::message(const char* verb, const at::Tensor& tensor) {
   check_dense(verb, tensor);
-  return tensor.contiguous();
+  return tensor.cpu().contiguous();
 }
 
 } // namespace hvd

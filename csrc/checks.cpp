@@ -7,19 +7,20 @@
 
 namespace hvd {
 
-void check_host(const char* verb, const at::Tensor& tensor) {
+void check_device(const char* verb, const at::Tensor& tensor) {
   TORCH_CHECK(
-      tensor.device().is_cpu(),
+      tensor.is_cpu() || (tensor.is_cuda() && !tensor.is_sparse()),
       "hvd: ",
       verb,
-      " of a tensor on ",
+      " of a ",
+      tensor.is_sparse() ? "sparse tensor" : "tensor",
+      " on ",
       tensor.device(),
-      "; the transports of this version move tensors on cpu. For the others, "
-      "name their backend too, as in \"cpu:hvd,cuda:nccl\"");
+      "; allowed are tensors on cpu and cuda, sparse ones on cpu");
 }
 
 void check_dense(const char* verb, const at::Tensor& tensor) {
-  check_host(verb, tensor);
+  check_device(verb, tensor);
   TORCH_CHECK(
       tensor.layout() == at::kStrided,
       "hvd: ",

@@ -9,8 +9,8 @@ namespace hvd {
 /// What may be wrong with an argument of a c10d call. Each throws an error that
 /// echoes what was given and says what is allowed. `verb`: as users know it.
 
-/// On the CPU.
-void check_host(const char* verb, const at::Tensor& tensor);
+/// On a device whose tensors can be moved.
+void check_device(const char* verb, const at::Tensor& tensor);
 
 /// The same, and dense.
 void check_dense(const char* verb, const at::Tensor& tensor);

@@ -11,6 +11,7 @@
 #include "process_group.h"
 #include "registry.h"
 #include "shm_bindings.h"
+#include "transport/device.h"
 #include "transport/gloo.h"
 #include "transport/mpi/mpi.h"
 #include "transport/routed.h"
@@ -74,6 +75,8 @@ c10::intrusive_ptr<hvd::ProcessGroupHVD> make_process_group(
     const std::vector<hvd::MpiTransport::Rank>& mpi,
     int mpi_tag,
     const std::vector<int>& hosts,
+    const c10::intrusive_ptr<c10d::Backend>& device,
+    const std::string& device_type,
     const OptionsPtr& options,
     const std::string& group,
     const std::vector<double>& stats_edges) {
@@ -81,6 +84,9 @@ c10::intrusive_ptr<hvd::ProcessGroupHVD> make_process_group(
   return c10::make_intrusive<hvd::ProcessGroupHVD>(
       store,
       make_transport(rank, gloo, shm, mpi, mpi_tag, hosts),
+      device ? std::make_unique<hvd::DeviceTransport>(
+                   device, c10::Device(device_type).type())
+             : nullptr,
       options,
       group,
       stats_edges);
@@ -192,14 +198,36 @@ PYBIND11_MODULE(_C, m) {
           py::arg("mpi"),
           py::arg("mpi_tag"),
           py::arg("hosts"),
+          py::arg("device").none(true),
+          py::arg("device_type"),
           py::arg("options"),
           py::arg("group"),
           py::arg("stats_edges"))
       .def_property_readonly("options", &hvd::ProcessGroupHVD::options)
+      // Called where a new group is split from one with a device but has not
+      // this rank; only NCCL's own needs to hear of it, and is not split.
+      .def("perform_nocolor_split", [](py::object, py::object) {})
       .def(
           "_set_default_timeout",
           &hvd::ProcessGroupHVD::setTimeout,
           py::call_guard<py::gil_scoped_release>());
+
+  m.def(
+      "set_splitter",
+      [](const py::function& splitter) {
+        hvd::ProcessGroupHVD::set_splitter(
+            // For ever: it may be called as long as Python runs.
+            [split = splitter.inc_ref()](
+                const auto& store,
+                const auto& ranks,
+                int rank,
+                const auto& options) {
+              py::gil_scoped_acquire gil;
+              return split(store, ranks, rank, options)
+                  .template cast<c10::intrusive_ptr<c10d::Backend>>();
+            });
+      },
+      py::arg("splitter"));
 
   m.def(
       "shutdown_all",

@@ -6,6 +6,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 namespace hvd {
 
 namespace {
@@ -26,6 +28,11 @@ at::Tensor single(const char* verb, const std::vector<at::Tensor>& tensors) {
   return tensors[0];
 }
 
+ProcessGroupHVD::Splitter& splitter_of_all() {
+  static ProcessGroupHVD::Splitter splitter;
+  return splitter;
+}
+
 std::vector<at::Tensor> flattened(
     const std::vector<std::vector<at::Tensor>>& lists) {
   std::vector<at::Tensor> result;
@@ -40,6 +47,7 @@ std::vector<at::Tensor> flattened(
 ProcessGroupHVD::ProcessGroupHVD(
     c10::intrusive_ptr<c10d::Store> store,
     std::unique_ptr<Transport> transport,
+    std::unique_ptr<DeviceTransport> device,
     c10::intrusive_ptr<hvd::Options> options,
     const std::string& group,
     const std::vector<double>& stats_edges)
@@ -51,9 +59,13 @@ ProcessGroupHVD::ProcessGroupHVD(
       engine_(
           std::make_shared<Engine>(
               std::move(transport),
+              std::move(device),
               Witness(store_, rank_, size_, group_),
               Registry::instance().add_statistics(group_, stats_edges),
               engine_settings(*options_, size_))) {
+  if (engine_->device() != nullptr) {
+    on_device_ = c10::make_intrusive<DeviceGroup>(engine_, options_);
+  }
   Registry::instance().add(engine_);
 }
 
@@ -87,19 +99,31 @@ ProcessGroupHVD::WorkPtr ProcessGroupHVD::submit(
   }
   // Alone, there is nobody to wait for.
   const bool caller_waits = !async || size_ == 1;
-  return CollectiveWork::submit(
-      engine_,
-      type,
-      title,
-      inputs,
-      std::move(results),
-      std::move(collectives),
-      caller_waits);
+  return noted(
+      CollectiveWork::submit(
+          engine_,
+          type,
+          title,
+          inputs,
+          std::move(results),
+          std::move(collectives),
+          caller_waits));
+}
+
+ProcessGroupHVD::WorkPtr ProcessGroupHVD::noted(WorkPtr work) {
+  std::lock_guard<std::mutex> lock(coalesced_mutex_);
+  if (coalesced_) {
+    coalesced_->push_back(work);
+  }
+  return work;
 }
 
 ProcessGroupHVD::WorkPtr ProcessGroupHVD::broadcast(
     Tensors& tensors,
     const c10d::BroadcastOptions& opts) {
+  if (on_device(tensors)) {
+    return on_device_->broadcast(tensors, opts);
+  }
   const auto tensor = single("broadcast", tensors);
   return submit(
       c10d::OpType::BROADCAST,
@@ -113,6 +137,9 @@ ProcessGroupHVD::WorkPtr ProcessGroupHVD::broadcast(
 ProcessGroupHVD::WorkPtr ProcessGroupHVD::allreduce(
     Tensors& tensors,
     const c10d::AllreduceOptions& opts) {
+  if (on_device(tensors)) {
+    return on_device_->allreduce(tensors, opts);
+  }
   const auto tensor = single("all_reduce", tensors);
   return submit(
       c10d::OpType::ALLREDUCE,
@@ -126,12 +153,18 @@ ProcessGroupHVD::WorkPtr ProcessGroupHVD::allreduce(
 ProcessGroupHVD::WorkPtr ProcessGroupHVD::allreduce_sparse(
     Tensors& tensors,
     const c10d::AllreduceOptions& opts) {
+  if (on_device(tensors)) {
+    return on_device_->allreduce_sparse(tensors, opts);
+  }
   return allreduce(tensors, opts);
 }
 
 ProcessGroupHVD::WorkPtr ProcessGroupHVD::allreduce_coalesced(
     Tensors& tensors,
     const c10d::AllreduceCoalescedOptions& opts) {
+  if (on_device(tensors)) {
+    return on_device_->allreduce_coalesced(tensors, opts);
+  }
   TORCH_CHECK(!tensors.empty(), "hvd: all_reduce_coalesced of no tensors");
   const auto args = arguments(opts.timeout);
   std::vector<Collective> collectives;
@@ -150,6 +183,9 @@ ProcessGroupHVD::WorkPtr ProcessGroupHVD::allreduce_coalesced(
 ProcessGroupHVD::WorkPtr ProcessGroupHVD::reduce(
     Tensors& tensors,
     const c10d::ReduceOptions& opts) {
+  if (on_device(tensors)) {
+    return on_device_->reduce(tensors, opts);
+  }
   const auto tensor = single("reduce", tensors);
   return submit(
       c10d::OpType::REDUCE,
@@ -164,6 +200,9 @@ ProcessGroupHVD::WorkPtr ProcessGroupHVD::allgather(
     TensorLists& outputs,
     Tensors& inputs,
     const c10d::AllgatherOptions& opts) {
+  if (on_device(inputs)) {
+    return on_device_->allgather(outputs, inputs, opts);
+  }
   const auto input = single("all_gather", inputs);
   check_lists("all_gather", outputs.size(), 1);
   return submit(
@@ -179,6 +218,9 @@ ProcessGroupHVD::WorkPtr ProcessGroupHVD::_allgather_base(
     at::Tensor& output,
     at::Tensor& input,
     const c10d::AllgatherOptions& opts) {
+  if (on_device(input)) {
+    return on_device_->_allgather_base(output, input, opts);
+  }
   return submit(
       c10d::OpType::_ALLGATHER_BASE,
       "hvd:all_gather",
@@ -192,6 +234,9 @@ ProcessGroupHVD::WorkPtr ProcessGroupHVD::allgather_coalesced(
     TensorLists& outputs,
     Tensors& inputs,
     const c10d::AllgatherOptions& opts) {
+  if (on_device(inputs)) {
+    return on_device_->allgather_coalesced(outputs, inputs, opts);
+  }
   // outputs[rank][i] is for inputs[i] of that rank.
   check_lists("all_gather_coalesced", outputs.size(), getSize());
   const auto args = arguments(opts.timeout);
@@ -218,6 +263,9 @@ ProcessGroupHVD::WorkPtr ProcessGroupHVD::allgather_into_tensor_coalesced(
     Tensors& outputs,
     Tensors& inputs,
     const c10d::AllgatherOptions& opts) {
+  if (on_device(inputs)) {
+    return on_device_->allgather_into_tensor_coalesced(outputs, inputs, opts);
+  }
   check_lists(
       "all_gather_into_tensor_coalesced", outputs.size(), inputs.size());
   TORCH_CHECK(
@@ -240,6 +288,9 @@ ProcessGroupHVD::WorkPtr ProcessGroupHVD::gather(
     TensorLists& outputs,
     Tensors& inputs,
     const c10d::GatherOptions& opts) {
+  if (on_device(inputs)) {
+    return on_device_->gather(outputs, inputs, opts);
+  }
   const auto input = single("gather", inputs);
   const auto results = flattened(outputs);
   return submit(
@@ -255,6 +306,9 @@ ProcessGroupHVD::WorkPtr ProcessGroupHVD::scatter(
     Tensors& outputs,
     TensorLists& inputs,
     const c10d::ScatterOptions& opts) {
+  if (on_device(outputs)) {
+    return on_device_->scatter(outputs, inputs, opts);
+  }
   const auto output = single("scatter", outputs);
   const auto sources = flattened(inputs);
   return submit(
@@ -270,6 +324,9 @@ ProcessGroupHVD::WorkPtr ProcessGroupHVD::reduce_scatter(
     Tensors& outputs,
     TensorLists& inputs,
     const c10d::ReduceScatterOptions& opts) {
+  if (on_device(outputs)) {
+    return on_device_->reduce_scatter(outputs, inputs, opts);
+  }
   const auto output = single("reduce_scatter", outputs);
   check_lists("reduce_scatter", inputs.size(), 1);
   return submit(
@@ -286,6 +343,9 @@ ProcessGroupHVD::WorkPtr ProcessGroupHVD::_reduce_scatter_base(
     at::Tensor& output,
     at::Tensor& input,
     const c10d::ReduceScatterOptions& opts) {
+  if (on_device(output)) {
+    return on_device_->_reduce_scatter_base(output, input, opts);
+  }
   return submit(
       c10d::OpType::_REDUCE_SCATTER_BASE,
       "hvd:reduce_scatter",
@@ -300,6 +360,9 @@ ProcessGroupHVD::WorkPtr ProcessGroupHVD::reduce_scatter_tensor_coalesced(
     Tensors& outputs,
     Tensors& inputs,
     const c10d::ReduceScatterOptions& opts) {
+  if (on_device(outputs)) {
+    return on_device_->reduce_scatter_tensor_coalesced(outputs, inputs, opts);
+  }
   check_lists("reduce_scatter_tensor_coalesced", outputs.size(), inputs.size());
   TORCH_CHECK(
       !inputs.empty(), "hvd: reduce_scatter_tensor_coalesced of no tensors");
@@ -324,6 +387,10 @@ ProcessGroupHVD::WorkPtr ProcessGroupHVD::alltoall_base(
     std::vector<int64_t>& output_splits,
     std::vector<int64_t>& input_splits,
     const c10d::AllToAllOptions& opts) {
+  if (on_device(input)) {
+    return on_device_->alltoall_base(
+        output, input, output_splits, input_splits, opts);
+  }
   return submit(
       c10d::OpType::ALLTOALL_BASE,
       "hvd:all_to_all",
@@ -338,6 +405,9 @@ ProcessGroupHVD::WorkPtr ProcessGroupHVD::alltoall(
     Tensors& outputs,
     Tensors& inputs,
     const c10d::AllToAllOptions& opts) {
+  if (on_device(inputs)) {
+    return on_device_->alltoall(outputs, inputs, opts);
+  }
   return submit(
       c10d::OpType::ALLTOALL,
       "hvd:all_to_all",
@@ -381,57 +451,103 @@ ProcessGroupHVD::WorkPtr ProcessGroupHVD::send(
     Tensors& tensors,
     int peer,
     int tag) {
+  if (on_device(tensors)) {
+    return on_device_->send(tensors, peer, tag);
+  }
   check_message("send", tensors, tag);
   check_peer("send", peer);
   const auto buffer = Arguments::message("send", tensors[0]);
   // Nothing is copied back after a send: the buffer is the tensor to the work.
-  return c10::make_intrusive<MessageWork>(
-      engine_,
-      c10d::OpType::SEND,
-      "hvd:send",
-      peer,
-      buffer,
-      buffer,
-      options_->timeout,
-      [&](Transport& transport) { return transport.send(buffer, peer, tag); });
+  return noted(
+      c10::make_intrusive<MessageWork>(
+          engine_,
+          c10d::OpType::SEND,
+          "hvd:send",
+          peer,
+          buffer,
+          buffer,
+          options_->timeout,
+          [&](Transport& transport) {
+            return transport.send(buffer, peer, tag);
+          }));
 }
 
 ProcessGroupHVD::WorkPtr ProcessGroupHVD::recv(
     Tensors& tensors,
     int peer,
     int tag) {
+  if (on_device(tensors)) {
+    return on_device_->recv(tensors, peer, tag);
+  }
   check_message("recv", tensors, tag);
   check_peer("recv", peer);
   const auto buffer = Arguments::message("recv", tensors[0]);
-  return c10::make_intrusive<MessageWork>(
-      engine_,
-      c10d::OpType::RECV,
-      "hvd:recv",
-      peer,
-      buffer,
-      tensors[0],
-      options_->timeout,
-      [&](Transport& transport) { return transport.recv(buffer, peer, tag); });
+  return noted(
+      c10::make_intrusive<MessageWork>(
+          engine_,
+          c10d::OpType::RECV,
+          "hvd:recv",
+          peer,
+          buffer,
+          tensors[0],
+          options_->timeout,
+          [&](Transport& transport) {
+            return transport.recv(buffer, peer, tag);
+          }));
 }
 
 ProcessGroupHVD::WorkPtr ProcessGroupHVD::recvAnysource(
     Tensors& tensors,
     int tag) {
+  if (on_device(tensors)) {
+    return on_device_->recvAnysource(tensors, tag);
+  }
   check_message("recv", tensors, tag);
   const auto buffer = Arguments::message("recv", tensors[0]);
-  return c10::make_intrusive<MessageWork>(
-      engine_,
-      c10d::OpType::RECVANYSOURCE,
-      "hvd:recvAnySource",
-      -1,
-      buffer,
-      tensors[0],
-      options_->timeout,
-      [&](Transport& transport) { return transport.recv_any(buffer, tag); });
+  return noted(
+      c10::make_intrusive<MessageWork>(
+          engine_,
+          c10d::OpType::RECVANYSOURCE,
+          "hvd:recvAnySource",
+          -1,
+          buffer,
+          tensors[0],
+          options_->timeout,
+          [&](Transport& transport) {
+            return transport.recv_any(buffer, tag);
+          }));
+}
+
+bool ProcessGroupHVD::supportsCoalescing() const {
+  return on_device_ && engine_->device()->backend().supportsCoalescing();
+}
+
+void ProcessGroupHVD::startCoalescing() {
+  std::lock_guard<std::mutex> lock(coalesced_mutex_);
+  coalesced_.emplace();
+  on_device_->startCoalescing();
+}
+
+ProcessGroupHVD::WorkPtr ProcessGroupHVD::endCoalescing() {
+  std::vector<WorkPtr> works;
+  {
+    std::lock_guard<std::mutex> lock(coalesced_mutex_);
+    works = std::exchange(coalesced_, std::nullopt).value_or(works);
+  }
+  if (auto work = on_device_->endCoalescing()) {
+    works.push_back(std::move(work));
+  }
+  if (works.size() == 1) {
+    return works[0];
+  }
+  return c10::make_intrusive<JointWork>(std::move(works));
 }
 
 ProcessGroupHVD::WorkPtr ProcessGroupHVD::barrier(
     const c10d::BarrierOptions& opts) {
+  if (on_device_) {
+    on_device_->drain_stream();
+  }
   return submit(
       c10d::OpType::BARRIER,
       "hvd:barrier",
@@ -456,12 +572,49 @@ void ProcessGroupHVD::monitoredBarrier(
       wait_all_ranks);
 }
 
+void ProcessGroupHVD::set_splitter(Splitter splitter) {
+  splitter_of_all() = std::move(splitter);
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupHVD::split(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  const auto own = std::find(ranks.begin(), ranks.end(), rank_);
+  if (own == ranks.end()) {
+    return {};
+  }
+  auto options = c10::dynamic_intrusive_pointer_cast<hvd::Options>(opts);
+  options = c10::make_intrusive<hvd::Options>(options ? *options : *options_);
+  if (opts) {
+    options->timeout = opts->timeout;
+    options->group_name = opts->group_name;
+  }
+  options->global_ranks_in_group.clear();
+  for (const int rank : ranks) {
+    const auto& global = options_->global_ranks_in_group;
+    options->global_ranks_in_group.push_back(
+        global.empty() ? static_cast<uint64_t>(rank) : global[rank]);
+  }
+  return splitter_of_all()(
+      store, ranks, static_cast<int>(own - ranks.begin()), options);
+}
+
+void ProcessGroupHVD::eagerConnectSingleDevice(at::Device device) {
+  if (on_device_ && device.type() == engine_->device()->type()) {
+    engine_->device()->backend().eagerConnectSingleDevice(device);
+  }
+}
+
 uint64_t ProcessGroupHVD::getSequenceNumberForGroup() {
   return engine_->submitted();
 }
 
 void ProcessGroupHVD::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
+  if (on_device_) {
+    engine_->device()->backend().setTimeout(timeout);
+  }
 }
 
 c10d::ErrorType ProcessGroupHVD::getError() {

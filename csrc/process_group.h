@@ -4,10 +4,14 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "arguments.h"
+#include "device_group.h"
 #include "engine/engine.h"
 #include "options.h"
 
+#include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,10 +25,12 @@ namespace hvd {
 class ProcessGroupHVD final : public c10d::Backend {
  public:
   /// `store`: keys are this group's own. `transport`: of all its ranks.
+  /// `device`: for tensors that are not on the host; null if there is none.
   /// `group`: its name, for messages. `stats_edges`: see Statistics.
   ProcessGroupHVD(
       c10::intrusive_ptr<c10d::Store> store,
       std::unique_ptr<Transport> transport,
+      std::unique_ptr<DeviceTransport> device,
       c10::intrusive_ptr<hvd::Options> options,
       const std::string& group,
       const std::vector<double>& stats_edges);
@@ -90,9 +96,35 @@ class ProcessGroupHVD final : public c10d::Backend {
   WorkPtr recvAnysource(Tensors&, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions&) override;
 
+  /// Only where the device does: NCCL needs it for messages both ways at once.
+  bool supportsCoalescing() const override;
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+
   /// Rank 0 learns through the store who has come, so it can name who has not.
   void monitoredBarrier(const c10d::BarrierOptions&, bool wait_all_ranks)
       override;
+
+  bool supportsSplitting() const override {
+    return true;
+  }
+  /// A group of some of these ranks, `ranks` by their numbers here, on all of
+  /// them; null elsewhere.
+  c10::intrusive_ptr<c10d::Backend> split(
+      const c10::intrusive_ptr<c10d::Store>& store,
+      const std::vector<int>& ranks,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+
+  /// Makes the group that split() returns: connecting ranks is Python's part.
+  using Splitter = std::function<c10::intrusive_ptr<c10d::Backend>(
+      const c10::intrusive_ptr<c10d::Store>& store,
+      const std::vector<int>& ranks,
+      int rank,
+      const c10::intrusive_ptr<hvd::Options>& options)>;
+  static void set_splitter(Splitter splitter);
+
+  /// Connects the device's ranks now, not with their first collective.
+  void eagerConnectSingleDevice(at::Device device) override;
 
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override;
@@ -104,6 +136,11 @@ class ProcessGroupHVD final : public c10d::Backend {
 
  private:
   Arguments arguments(std::chrono::milliseconds timeout) const;
+  /// Whether such tensors are the device's.
+  template <typename T>
+  bool on_device(const T& tensors) const {
+    return on_device_ && on_device_->takes(tensors);
+  }
   WorkPtr submit(
       c10d::OpType type,
       const char* title,
@@ -111,6 +148,7 @@ class ProcessGroupHVD final : public c10d::Backend {
       Tensors results,
       std::vector<Collective> collectives,
       bool async);
+  WorkPtr noted(WorkPtr work);
   void check_message(const char* verb, const Tensors& tensors, int tag);
   void check_peer(const char* verb, int peer);
 
@@ -119,7 +157,11 @@ class ProcessGroupHVD final : public c10d::Backend {
   const std::string group_;
   const CompressionSettings compression_;
   std::shared_ptr<Engine> engine_;
+  c10::intrusive_ptr<DeviceGroup> on_device_; ///< null if there is no device
   std::atomic<uint64_t> monitored_barriers_{0};
+  std::mutex coalesced_mutex_;
+  /// Works of host tensors between startCoalescing() and endCoalescing().
+  std::optional<std::vector<WorkPtr>> coalesced_;
 };
 
 } // namespace hvd

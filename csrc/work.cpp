@@ -5,6 +5,8 @@
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 namespace hvd {
 
 namespace {
@@ -159,6 +161,31 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
 
 uint64_t CollectiveWork::getSequencenumber() const {
   return seq_;
+}
+
+bool JointWork::isCompleted() {
+  return std::all_of(parts_.begin(), parts_.end(), [](const auto& part) {
+    return part->isCompleted();
+  });
+}
+
+bool JointWork::isSuccess() const {
+  return std::all_of(parts_.begin(), parts_.end(), [](const auto& part) {
+    return part->isSuccess();
+  });
+}
+
+bool JointWork::wait(std::chrono::milliseconds timeout) {
+  for (const auto& part : parts_) {
+    part->wait(timeout);
+  }
+  return true;
+}
+
+void JointWork::synchronize() {
+  for (const auto& part : parts_) {
+    part->synchronize();
+  }
 }
 
 MessageWork::MessageWork(

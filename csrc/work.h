@@ -74,6 +74,21 @@ class CollectiveWork final : public WorkHVD {
   uint64_t seq_ = 0; ///< of the first collective
 };
 
+/// Several works as one.
+class JointWork final : public c10d::Work {
+ public:
+  explicit JointWork(std::vector<c10::intrusive_ptr<c10d::Work>> parts)
+      : parts_(std::move(parts)) {}
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  bool wait(std::chrono::milliseconds timeout) override;
+  void synchronize() override;
+
+ private:
+  const std::vector<c10::intrusive_ptr<c10d::Work>> parts_;
+};
+
 /// A send or receive. It does not pass through the queue: wait() waits for the
 /// transport itself; a thread does so when somebody polls or asks for a future.
 class MessageWork final : public WorkHVD {

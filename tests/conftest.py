@@ -2,7 +2,8 @@
 
 `@pytest.mark.ranks(2, 3)` makes the body of a test run on every rank of pools of those sizes, over
 gloo and shm or those in `transports=[...]`, instead of in pytest's process; with `hosts=[...]` also
-on so many ranks of two hosts, and with `mpi=[...]` over MPICH. A test that asks for the `pool`
+on so many ranks of two hosts, with `mpi=[...]` over MPICH, and with `standin=[...]` on the way of
+tensors on a GPU, see `standin`. A test that asks for the `pool`
 fixture under the same mark gets the pool itself. One pool lives at a time; the tests of a module
 are ordered so that each starts once.
 """
@@ -15,6 +16,7 @@ from typing import Any, cast
 
 import pytest
 
+import standin
 from libmpi import needs_mpich
 from ranks import RankPool
 
@@ -41,6 +43,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         pools = [(backend, transport, size) for transport in transports for size in mark.args]
         pools += [(backend, HOSTS, size) for size in mark.kwargs.get("hosts", ())]
         pools += [(backend, "mpi", size) for size in mark.kwargs.get("mpi", ())]
+        pools += [(standin.NAME, "auto", size) for size in mark.kwargs.get("standin", ())]
         params = [
             pytest.param(
                 (backend, transport, size),

@@ -32,6 +32,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import standin
+
 # Forked from a server that has torch loaded and no threads, a rank starts in milliseconds.
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(
@@ -281,6 +283,8 @@ def _join(rank: int, size: int, backend: str, timeout: timedelta, port: int, pre
     dist.set_debug_level_from_env()
     store = dist.PrefixStore(prefix, dist.TCPStore("127.0.0.1", port, is_master=False))
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size))
+    if backend == standin.NAME:
+        standin.register()
     if backend:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     else:

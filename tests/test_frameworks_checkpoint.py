@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from parity import require_equal, same_as_gloo
 from training import new_model, new_optimizer, train
 
-pytestmark = pytest.mark.ranks(2)
+pytestmark = pytest.mark.ranks(2, standin=[2])
 
 
 def folder_of(tmp_path: Path, group: dist.ProcessGroup) -> Path:

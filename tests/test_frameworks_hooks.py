@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from parity import default_group, same_as_gloo
 from training import new_model, new_optimizer, state_of, train
 
-pytestmark = pytest.mark.ranks(2)
+pytestmark = pytest.mark.ranks(2, standin=[2])
 
 Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[Any]]
 Trained = tuple[Tensor, dict[str, Tensor]]

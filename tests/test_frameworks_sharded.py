@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from parity import same_as_gloo
 from training import FEATURES, batch, new_model, new_optimizer, state_of, train
 
-pytestmark = pytest.mark.ranks(2)
+pytestmark = pytest.mark.ranks(2, standin=[2])
 
 Trained = tuple[Tensor, dict[str, Tensor]]
 

@@ -10,8 +10,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+import torch_hvd
 from calls import LARGE, SMALL, check_group
 from rows import filled
+from torch_hvd import _nccl
 
 
 @pytest.mark.ranks(2, 3, 4, mpi=[3])
@@ -94,3 +96,14 @@ def test_many_groups_leave_nothing_behind() -> None:
         if round_number == 1:
             before = left()
     assert left() <= before or left() == before, (before, left())
+
+
+@pytest.mark.ranks(2, transports=["auto"])
+def test_nccl_that_cannot_be_had() -> None:
+    """Demanded, it is an error on every rank that names the first one without it, and why."""
+    if not _nccl.lacks():
+        pytest.skip("this machine has NCCL and a GPU")
+    with pytest.raises(ValueError) as caught:
+        dist.new_group(pg_options=torch_hvd.Options(transport="nccl"))
+    assert "HVD_TRANSPORT or Options.transport is 'nccl', but rank 0, on" in str(caught.value)
+    assert _nccl.lacks() in str(caught.value)

@@ -32,9 +32,9 @@ BYTES = "allowed is a number of bytes"
 SECONDS = "allowed is a number of seconds"
 # source, value, what the error says is allowed
 BAD_VARIABLES = [
-    ("HVD_TRANSPORT", "carrier-pigeon", "allowed is auto, gloo, mpi or shm"),
-    ("HVD_TRANSPORT", "", "allowed is auto, gloo, mpi or shm"),
-    ("HVD_TRANSPORT", "Gloo", "allowed is auto, gloo, mpi or shm"),
+    ("HVD_TRANSPORT", "carrier-pigeon", "allowed is auto, gloo, mpi, nccl or shm"),
+    ("HVD_TRANSPORT", "", "allowed is auto, gloo, mpi, nccl or shm"),
+    ("HVD_TRANSPORT", "Gloo", "allowed is auto, gloo, mpi, nccl or shm"),
     ("HVD_FUSION_THRESHOLD", "much", BYTES),
     ("HVD_FUSION_THRESHOLD", "-1", BYTES),
     ("HVD_FUSION_THRESHOLD", "64MB", BYTES),
@@ -63,7 +63,7 @@ BAD_VARIABLES = [
     ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "", SECONDS),
 ]
 BAD_OPTIONS: list[tuple[str, Any, str]] = [
-    ("transport", "nccl", "allowed is auto, gloo, mpi or shm"),
+    ("transport", "NCCL", "allowed is auto, gloo, mpi, nccl or shm"),
     ("fusion_threshold", -1, BYTES),
     ("fusion_cutoff", -65536, BYTES),
     ("compression", "int16", "allowed is none or fp16"),

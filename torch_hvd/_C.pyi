@@ -1,8 +1,8 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, device
 from torch._C._distributed_c10d import Backend, Store
 
 class Options:
@@ -10,8 +10,9 @@ class Options:
 
     Args:
         timeout: of its operations; c10d's `timeout=` argument takes precedence.
-        transport: "auto", "gloo", "mpi" or "shm"; in force, also "shm+gloo" for a group whose
-            ranks are on several hosts, and "none" for a group of one.
+        transport: "auto", "gloo", "mpi", "nccl" or "shm"; in force, also "shm+gloo" for a group
+            whose ranks are on several hosts, "none" for a group of one, and with "+nccl" behind it
+            where CUDA tensors go by NCCL.
         fusion_threshold: bytes that all_reduces fused together may have; 0 turns fusion off.
         fusion_cutoff: bytes up to which an all_reduce is fused; a longer one travels alone.
         check: compare what the ranks call before every collective.
@@ -85,6 +86,8 @@ class ProcessGroupHVD(Backend):
         mpi: Sequence[MpiRank],
         mpi_tag: int,
         hosts: Sequence[int],
+        device: Backend | None,
+        device_type: str,
         options: Options,
         group: str,
         stats_edges: Sequence[float],
@@ -92,6 +95,10 @@ class ProcessGroupHVD(Backend):
     @property
     def options(self) -> Options: ...  # type: ignore[override]
     def _set_default_timeout(self, timeout: timedelta) -> None: ...
+    def perform_nocolor_split(self, device: device) -> None: ...
+
+def set_splitter(splitter: Callable[[Store, list[int], int, Options], Backend]) -> None:
+    """Have `ProcessGroupHVD.split` call `splitter(store, ranks, rank, options)`."""
 
 class ShmRank:
     """What `ProcessGroupHVD` needs to know of a rank to share memory with it.

@@ -5,11 +5,12 @@ import copy
 import logging
 import os
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from torch_hvd import _gloo, _log, _mpi, _settings, _shm, _trace, _transport
+from torch_hvd import _gloo, _log, _mpi, _nccl, _settings, _shm, _trace, _transport
 from torch_hvd._load import _C
 
 
@@ -65,11 +66,14 @@ def create(opts: Any, pg_options: Any) -> Any:
         raise
     _settings.agree(settings, store, rank, size)
     wanted = _settings.origin("transport", options, os.environ)
-    choice = _transport.choose(str(settings["transport"]), store, rank, size)
-    settings["transport"] = choice.transport
+    transport = str(settings["transport"])
+    device = _nccl.connect(transport, opts, store)
+    choice = _transport.choose("auto" if transport == "nccl" else transport, store, rank, size)
+    settings["transport"] = choice.transport + ("+nccl" if device else "")
     for name, value in settings.items():
         setattr(options, name, value)
     options._timeout = opts.timeout
+    options.global_ranks_in_group = opts.global_ranks_in_group
     gloo, shm, mpi = None, [], _mpi.NOBODY
     if choice.transport in ("gloo", "shm+gloo"):
         gloo = _gloo.connect(PrefixStore("gloo", store), rank, size, opts.timeout)
@@ -92,6 +96,8 @@ def create(opts: Any, pg_options: Any) -> Any:
             mpi.ranks,
             mpi.tag,
             hosts,
+            device,
+            _nccl.DEVICE,
             options,
             str(opts.group_id),
             stats_edges,
@@ -102,6 +108,30 @@ def create(opts: Any, pg_options: Any) -> Any:
     _join_last(store, rank, size, opts.timeout)
     return group
 
+
+def _split(store: Store, ranks: list[int], rank: int, options: Any) -> Any:
+    """Make a part of a group, as `create` makes one.
+
+    Args:
+        store: of the new group.
+        ranks: of its parent, in the order of the new group.
+        rank: of this process in the new group.
+        options: of the new group; those in force for its parent but for name, ranks and timeout.
+    """
+    if options.transport not in ("gloo", "mpi", "shm"):  # for fewer ranks it may be another
+        options.transport = "auto"
+    opts = SimpleNamespace(
+        store=store,
+        group_rank=rank,
+        group_size=len(ranks),
+        timeout=options._timeout,
+        group_id=options.group_name,
+        global_ranks_in_group=options.global_ranks_in_group,
+    )
+    return create(opts, options)
+
+
+_C.set_splitter(_split)
 
 # A program may end without destroy_process_group; its threads must not.
 atexit.register(_mpi.end)

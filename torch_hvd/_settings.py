@@ -16,7 +16,7 @@ COMPRESSIONS = ("none", "fp16", "bf16", "fp8", "fp8_e5m2", "int8", "int4")
 
 
 def _transport(text: str) -> str:
-    if text not in ("auto", "gloo", "mpi", "shm"):
+    if text not in ("auto", "gloo", "mpi", "nccl", "shm"):
         raise ValueError
     return text
 
@@ -76,7 +76,7 @@ class _Setting:
 
 _SETTINGS = {
     "transport": _Setting(
-        _transport, "auto, gloo, mpi or shm", "auto", ("HVD_TRANSPORT",), unset="auto"
+        _transport, "auto, gloo, mpi, nccl or shm", "auto", ("HVD_TRANSPORT",), unset="auto"
     ),
     "fusion_threshold": _Setting(
         _bytes,

@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include "common/compression.h"
+#include "common/device_call.h"
 
 #include <chrono>
 #include <cstdint>
@@ -62,8 +63,9 @@ struct Residual {
   std::vector<Residual> pieces; ///< instead, of a tensor that travels in such
 };
 
-/// One collective as engine and algorithms see it: dense, contiguous host
-/// tensors (but for SparseAllreduce), checked arguments. What the lists hold:
+/// One collective as engine and algorithms see it: dense, contiguous tensors on
+/// the host (but for SparseAllreduce and a `device_call`), checked arguments.
+/// What the lists hold:
 ///
 ///   verb           inputs                        outputs
 ///   Allreduce      1 tensor                      1, of its size; may be it
@@ -98,6 +100,13 @@ struct Collective {
   /// Tensors of the caller that are not contiguous, each with the contiguous
   /// output that stands for it.
   std::vector<std::pair<at::Tensor, at::Tensor>> copy_back;
+
+  /// Where the caller's tensors are on a device and stand-ins on the host: the
+  /// moment when the caller has computed them; else null.
+  std::shared_ptr<StreamMark> on_device;
+
+  /// Of tensors that a device's own backend moves; else null.
+  std::shared_ptr<DeviceCall> device_call;
 
   /// With error feedback: of the same tensor in the step before.
   std::shared_ptr<Residual> residual;

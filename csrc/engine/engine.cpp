@@ -1,5 +1,6 @@
 #include "engine/engine.h"
 
+#include "collectives/stand_ins.h"
 #include "common/error.h"
 #include "common/fork.h"
 
@@ -10,24 +11,48 @@
 
 namespace hvd {
 
+namespace {
+
+/// The last of them only if there is a device.
+std::vector<Track*> tracks(Track* frames, Track* large, Track* on_device) {
+  std::vector<Track*> all{frames, large};
+  if (on_device != nullptr) {
+    all.push_back(on_device);
+  }
+  return all;
+}
+
+} // namespace
+
 Engine::Engine(
     std::unique_ptr<Transport> transport,
+    std::unique_ptr<DeviceTransport> device,
     Witness witness,
     std::shared_ptr<Statistics> statistics,
     const Settings& settings)
     : transport_(std::move(transport)),
+      device_(std::move(device)),
       statistics_(std::move(statistics)),
       settings_(settings),
       fork_depth_(fork_depth()),
       witness_(std::move(witness)),
       frames_(*transport_, agreement_, *statistics_, settings.limits),
       large_(*transport_, agreement_),
-      tracks_{&frames_, &large_} {}
+      on_device_(*transport_, device_.get(), settings.limits, settings.check),
+      tracks_(tracks(&frames_, &large_, device_ ? &on_device_ : nullptr)) {}
 
 Track& Engine::track_of(const Collective& collective) {
+  if (collective.device_call) {
+    return on_device_;
+  }
   const bool framed = transport_->size() > 1 &&
       (settings_.check || is_small(collective, settings_.limits));
   return framed ? static_cast<Track&>(frames_) : large_;
+}
+
+uint64_t Engine::enlist(const Collective& collective) {
+  return collective.device_call ? on_device_.enlist(collective)
+                                : agreement_.enlist(collective);
 }
 
 bool Engine::is_held(const Track& track) const {
@@ -64,14 +89,16 @@ void Engine::submit(const std::shared_ptr<Operation>& operation) {
     if (collective.signature.codec.error_feedback) {
       collective.residual = error_feedback_.next(collective);
     }
-    waiting_.push_back(
-        {operation, &collective, agreement_.enlist(collective), now});
+    waiting_.push_back({operation, &collective, enlist(collective), now});
     pending_.push_back({operation, &collective, false, nullptr, {}});
   }
   admit();
   Aftermath aftermath;
   ++submitting_;
-  start_ready(lock, large_, aftermath);
+  if (!operation->collectives[0].on_device) { // which would have to be awaited
+    start_ready(lock, large_, aftermath);
+  }
+  start_ready(lock, on_device_, aftermath);
   --submitting_;
   conclude(lock, aftermath);
 }
@@ -122,6 +149,9 @@ void Engine::run_in_background(const Operation& operation) {
   Lock lock(mutex_);
   for (const auto& collective : operation.collectives) {
     Track& track = track_of(collective);
+    if (!track.starting && track.queue.empty() && track.started.empty()) {
+      continue;
+    }
     ensure_background_thread(track);
     if (track.sleeping > 0 && track.napping == 0) {
       track.work_ready.notify_one();
@@ -165,6 +195,14 @@ void Engine::start_ready(Lock& lock, Track& track, Aftermath& aftermath) {
       error = e.what();
     }
     lock.lock();
+    if (error.empty() && !failing_ && batch.rest != Rest::Outputs) {
+      settle(batch, batch.error);
+      retire(lock, aftermath);
+    }
+    if (batch.rest == Rest::Nothing) {
+      aftermath.batches.push_back(std::move(batch));
+      continue;
+    }
     track.started.push_back(std::move(batch));
     if (!error.empty()) {
       give_up(lock, track.started.back(), error);
@@ -180,14 +218,13 @@ void Engine::start(Track& track, Batch& batch) {
   auto timeout = batch.items[0].collective->timeout;
   for (const auto& item : batch.items) {
     timeout = std::min(timeout, item.collective->timeout);
-    for (const auto& [to, from, factor] : item.collective->copy_in) {
-      to.copy_(factor.defined() ? from.mul(factor) : from);
-    }
+    fill_stand_ins(*item.collective);
   }
   batch.times.started = Clock::now();
   batch.deadline = batch.times.started + timeout;
-  track.start(batch);
-  batch.times.packed = Clock::now();
+  batch.rest = track.start(batch);
+  auto& times = batch.times;
+  times.packed = times.exchanged = times.finished = Clock::now();
 }
 
 bool Engine::finish(Track& track, Batch& batch) {
@@ -197,9 +234,7 @@ bool Engine::finish(Track& track, Batch& batch) {
     return false;
   }
   for (const auto& item : batch.items) {
-    for (const auto& [to, from] : item.collective->copy_back) {
-      to.copy_(from);
-    }
+    copy_back(*item.collective);
   }
   batch.times.finished = Clock::now();
   return true;
@@ -229,19 +264,11 @@ void Engine::finish_front(Lock& lock, Track& track, Aftermath& aftermath) {
     if (!finished) {
       track.queue.insert(
           track.queue.begin(), batch.items.begin(), batch.items.end());
-    } else {
-      if (!error) {
+    } else if (batch.rest == Rest::Outputs) {
+      if (!error && &track != &on_device_) {
         record(batch, &track == &frames_);
       }
-      for (const auto& item : batch.items) {
-        memory_.give_back(*item.collective);
-        auto& pending = pending_[item.collective->seq - retired_];
-        pending.finished = true;
-        pending.error = error;
-        pending.times = batch.times;
-        pending.times.submitted = item.submitted;
-      }
-      admit();
+      settle(batch, error ? error : batch.error);
     }
     aftermath.batches.push_back(std::move(batch));
     for (auto* each : tracks_) {
@@ -251,6 +278,18 @@ void Engine::finish_front(Lock& lock, Track& track, Aftermath& aftermath) {
   }
   track.finishing = false;
   fail_pending(lock, aftermath);
+}
+
+void Engine::settle(const Batch& batch, const std::exception_ptr& error) {
+  for (const auto& item : batch.items) {
+    memory_.give_back(*item.collective);
+    auto& pending = pending_[item.collective->seq - retired_];
+    pending.finished = true;
+    pending.error = error;
+    pending.times = batch.times;
+    pending.times.submitted = item.submitted;
+  }
+  admit();
 }
 
 void Engine::record(const Batch& batch, bool framed) {
@@ -281,8 +320,10 @@ void Engine::retire(Lock& lock, Aftermath& aftermath) {
     lock.unlock();
     for (auto& part : finished) {
       if (Timeline::instance().is_on() && !part.error) {
+        const char* const carrier =
+            part.collective->device_call ? device_->name() : transport_->name();
         Timeline::instance().add(
-            witness_.group(), transport_->name(), *part.collective, part.times);
+            witness_.group(), carrier, *part.collective, part.times);
       }
       Operation& operation = *part.operation;
       if (part.error && !operation.error) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "engine/device_track.h"
 #include "engine/error_feedback.h"
 #include "engine/frame_track.h"
 #include "engine/large_track.h"
@@ -7,7 +8,6 @@
 #include "engine/statistics.h"
 #include "engine/witness.h"
 
-#include <array>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -17,7 +17,7 @@
 
 namespace hvd {
 
-/// The collectives of one process group on their way: two queues, and the
+/// The collectives of one process group on their way: three queues, and the
 /// threads that move them.
 ///
 /// Threads: every member may be called from any thread. `mutex_` guards all
@@ -32,8 +32,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
     Clock::duration stall_shutdown{0}; ///< when to fail it; 0: never
   };
 
+  /// `device`: for tensors that are not on the host; may be null.
   Engine(
       std::unique_ptr<Transport> transport,
+      std::unique_ptr<DeviceTransport> device,
       Witness witness,
       std::shared_ptr<Statistics> statistics,
       const Settings& settings);
@@ -84,6 +86,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Transport& transport() {
     return *transport_;
   }
+  /// Null if there is none.
+  DeviceTransport* device() {
+    return device_.get();
+  }
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -106,6 +112,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   };
 
   Track& track_of(const Collective& collective);
+  uint64_t enlist(const Collective& collective);
   /// Whether nobody can finish anything.
   bool is_idle(const Track& track) const;
   bool is_finished(const Collective& collective) const;
@@ -122,6 +129,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Called by who may have started something, and will not finish it now.
   void wake_sleepers(const Track* but = nullptr);
   void count_waiting(Deadline begin);
+  /// The items of a batch are done, or have failed.
+  void settle(const Batch& batch, const std::exception_ptr& error);
   void record(const Batch& batch, bool framed);
   void retire(Lock& lock, Aftermath& aftermath);
   void conclude(Lock& lock, Aftermath& aftermath);
@@ -131,6 +140,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool finish(Track& track, Batch& batch);
   std::string explain(const Batch& batch, const std::string& error);
 
+  void abort_transports() noexcept;
   void give_up(Lock& lock, const Batch& batch, const std::string& error);
   void fail(const std::string& message);
   void fail_pending(Lock& lock, Aftermath& aftermath);
@@ -150,6 +160,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool differs_elsewhere(const Witness::Place& place);
 
   const std::unique_ptr<Transport> transport_;
+  const std::unique_ptr<DeviceTransport> device_;
   const std::shared_ptr<Statistics> statistics_;
   const Settings settings_;
   const int fork_depth_;
@@ -171,7 +182,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Agreement agreement_;
   FrameTrack frames_;
   LargeTrack large_;
-  const std::array<Track*, 2> tracks_;
+  DeviceTrack on_device_;
+  const std::vector<Track*> tracks_;
   uint64_t submitted_ = 0;
   Signature last_called_;
   Deadline last_submitted_; ///< for which nobody waits yet

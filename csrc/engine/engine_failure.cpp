@@ -25,13 +25,20 @@ constexpr std::chrono::seconds kIdle{10};
 
 } // namespace
 
+void Engine::abort_transports() noexcept {
+  transport_->abort();
+  if (device_) {
+    device_->abort();
+  }
+}
+
 void Engine::give_up(Lock& lock, const Batch& batch, const std::string& error) {
   if (failing_) {
     return; // torn down with the group: the cause is elsewhere
   }
   failing_ = true;
   lock.unlock();
-  transport_->abort();
+  abort_transports();
   const std::string message = explain(batch, error);
   lock.lock();
   fail(message);
@@ -79,7 +86,7 @@ void Engine::abort(const std::string& reason) noexcept {
   if (!error_) {
     failing_ = true; // and no error yet: batches stay while messages may arrive
     lock.unlock();
-    transport_->abort();
+    abort_transports();
     lock.lock();
     fail(reason);
   }
@@ -216,7 +223,7 @@ void Engine::watch() {
         if (differs_elsewhere(now_at)) {
           // Whoever waits for the operation finds it failed, here and on every
           // other rank, and explains why.
-          transport_->abort();
+          abort_transports();
         }
       }
       if (check > Clock::duration::zero() && now >= next_report) {

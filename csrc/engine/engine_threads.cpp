@@ -123,7 +123,11 @@ void Engine::shutdown() noexcept {
     closed_ = true;
     start_all(lock);
     // Not the queues: a batch that is being started is in none of them.
-    while (!pending_.empty() || retiring_) {
+    const auto is_busy = [](const auto* track) {
+      return !track->started.empty();
+    };
+    while (!pending_.empty() || retiring_ ||
+           std::any_of(tracks_.begin(), tracks_.end(), is_busy)) {
       const auto driven = std::find_if(
           tracks_.begin(), tracks_.end(), [this](const auto* track) {
             return !is_idle(*track);
@@ -150,6 +154,9 @@ void Engine::shutdown() noexcept {
   }
   stopped_.notify_all();
   join_all(std::move(threads));
+  if (device_) {
+    device_->shutdown();
+  }
 }
 
 } // namespace hvd

@@ -3,7 +3,9 @@
 namespace hvd {
 
 std::shared_ptr<Residual> ErrorFeedback::next(const Collective& collective) {
-  const void* address = collective.inputs[0].const_data_ptr();
+  const auto& tensor = collective.copy_in.empty() ? collective.inputs[0]
+                                                  : collective.copy_in[0].from;
+  const void* address = tensor.const_data_ptr();
   Slot& slot = slots_[address];
   if (slot.round == round_) {
     // Those that a whole round has passed over are gone.

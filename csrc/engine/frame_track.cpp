@@ -31,7 +31,7 @@ Batch FrameTrack::next(uint64_t tail) {
   return batch;
 }
 
-void FrameTrack::start(Batch& batch) {
+Rest FrameTrack::start(Batch& batch) {
   if (!frames_) {
     frames_.emplace(
         transport_, static_cast<int64_t>(sizeof(FrameHeader)) + limits_.frame);
@@ -48,6 +48,7 @@ void FrameTrack::start(Batch& batch) {
     }
   }
   frames_->post(end);
+  return Rest::Outputs;
 }
 
 bool FrameTrack::finish(Batch& batch) {

@@ -26,7 +26,7 @@ class FrameTrack final : public Track {
         limits_(limits) {}
 
   Batch next(uint64_t tail) override;
-  void start(Batch& batch) override;
+  Rest start(Batch& batch) override;
   bool finish(Batch& batch) override;
 
  private:

@@ -28,10 +28,11 @@ Batch LargeTrack::next(uint64_t /*tail*/) {
   return batch;
 }
 
-void LargeTrack::start(Batch& batch) {
+Rest LargeTrack::start(Batch& batch) {
   for (const auto& item : batch.items) {
     batch.running.push_back(hvd::start(*item.collective, transport_));
   }
+  return Rest::Outputs;
 }
 
 bool LargeTrack::finish(Batch& batch) {

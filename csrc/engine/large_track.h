@@ -15,7 +15,7 @@ class LargeTrack final : public Track {
       : transport_(transport), agreement_(agreement) {}
 
   Batch next(uint64_t tail) override;
-  void start(Batch& batch) override;
+  Rest start(Batch& batch) override;
   bool finish(Batch& batch) override;
 
  private:

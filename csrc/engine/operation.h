@@ -36,9 +36,18 @@ struct Item {
   Deadline submitted;
 };
 
+/// What finish() has yet to see of a batch that was started.
+enum class Rest {
+  Outputs,
+  Agreement, ///< the outputs are on their way by themselves
+  Nothing,
+};
+
 /// Collectives that travel together.
 struct Batch {
   std::vector<Item> items;
+  Rest rest = Rest::Outputs;
+  std::exception_ptr error; ///< of these alone; the group goes on
   std::vector<RunningPtr> running; ///< what is on the way beside the frame
   Deadline deadline;
   Times times; ///< but for `submitted`

@@ -8,7 +8,7 @@
 namespace hvd {
 
 /// A queue of collectives that are started and finished in order, and the rule
-/// by which they are. The engine has two, and neither waits for the other.
+/// by which they are. The engine has three, and none waits for another.
 ///
 /// Two roles move it, each held by one thread at a time: *starting*, which does
 /// not block and falls to whoever finds that the next batch may go; and
@@ -36,11 +36,11 @@ class Track {
   virtual Batch next(uint64_t tail) = 0;
 
   /// Called by the holder of the role, without the lock. Throws TransportError.
-  virtual void start(Batch& batch) = 0;
+  virtual Rest start(Batch& batch) = 0;
 
-  /// Blocks until the outputs are there, and returns true; or returns false if
-  /// the batch has to go through the queue again. Throws Mismatch if only the
-  /// batch has failed, or TransportError if the group has.
+  /// Blocks until there is no rest, and returns true; or returns false if the
+  /// batch has to go through the queue again. Throws Mismatch if only the batch
+  /// has failed, or TransportError if the group has.
   virtual bool finish(Batch& batch) = 0;
 };
 

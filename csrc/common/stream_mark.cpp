@@ -1,0 +1,46 @@
+#include "common/stream_mark.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace hvd {
+
+bool has_streams(c10::Device device) {
+  return !device.is_cpu();
+}
+
+c10::Stream current_stream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+void* native_handle(c10::Stream stream) {
+  if (!has_streams(stream.device())) {
+    return nullptr;
+  }
+  const c10::impl::VirtualGuardImpl guard(stream.device_type());
+  return guard.getStreamNativeHandle(stream);
+}
+
+StreamMark::StreamMark(c10::Device device) : device_(device) {
+  if (has_streams(device)) {
+    event_.emplace(device.type());
+    event_->record(current_stream(device));
+  }
+}
+
+void StreamMark::hold_current() const {
+  if (event_) {
+    event_->block(current_stream(device_));
+  }
+}
+
+bool StreamMark::has_come() const {
+  return !event_ || event_->query();
+}
+
+void StreamMark::wait() const {
+  if (event_) {
+    event_->synchronize();
+  }
+}
+
+} // namespace hvd

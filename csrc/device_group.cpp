@@ -1,0 +1,484 @@
+#include "device_group.h"
+
+#include "codec/device_kernels.h"
+#include "device_work.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+namespace hvd {
+
+namespace {
+
+std::vector<at::Tensor> flattened(
+    const std::vector<std::vector<at::Tensor>>& lists) {
+  std::vector<at::Tensor> result;
+  for (const auto& list : lists) {
+    result.insert(result.end(), list.begin(), list.end());
+  }
+  return result;
+}
+
+bool is_own_op(const c10d::ReduceOp& op) {
+  switch (op) {
+    case c10d::ReduceOp::SUM:
+    case c10d::ReduceOp::AVG:
+    case c10d::ReduceOp::MIN:
+    case c10d::ReduceOp::MAX:
+    case c10d::ReduceOp::PRODUCT:
+      return true;
+    default:
+      return false;
+  }
+}
+
+} // namespace
+
+DeviceGroup::DeviceGroup(
+    std::shared_ptr<Engine> engine,
+    c10::intrusive_ptr<hvd::Options> options)
+    : Backend(engine->transport().rank(), engine->transport().size()),
+      engine_(std::move(engine)),
+      options_(std::move(options)),
+      compression_(compression_settings(*options_)),
+      device_(*engine_->device()) {}
+
+std::chrono::milliseconds DeviceGroup::timeout_or_default(
+    std::chrono::milliseconds timeout) const {
+  return timeout == c10d::kUnsetTimeout ? options_->timeout : timeout;
+}
+
+DeviceGroup::Call DeviceGroup::call(
+    c10d::OpType type,
+    Verb verb,
+    const char* title,
+    Tensors results,
+    std::chrono::milliseconds timeout) const {
+  TORCH_CHECK(!results.empty(), "hvd: ", name(verb), " of no tensors");
+  const auto& like = results[0];
+  const auto device = like.device();
+  TORCH_CHECK(
+      !has_streams(device) ||
+          !c10::impl::VirtualGuardImpl(device.type())
+               .isStreamCapturing(current_stream(device)),
+      "hvd: ",
+      name(verb),
+      " while a graph is captured on ",
+      device,
+      "; the ranks agree on the host about what to launch, which a graph would "
+      "not repeat. Capture without it, or with the backend \"nccl\"");
+  Call call{type, title, {}, device, {}, timeout_or_default(timeout)};
+  call.signature.verb = verb;
+  call.signature.dtype = like.scalar_type();
+  call.signature.device = device.type();
+  // Of the others it differs from rank to rank.
+  const bool is_alike = verb == Verb::Allreduce || verb == Verb::Broadcast ||
+      verb == Verb::Reduce || verb == Verb::Allgather;
+  for (size_t i = 0; is_alike && i < results.size(); ++i) {
+    call.signature.count += results[i].numel();
+  }
+  call.results = std::move(results);
+  return call;
+}
+
+DeviceGroup::WorkPtr DeviceGroup::submit(
+    Call call,
+    std::vector<Collective> collectives) {
+  auto work = DeviceWork::submit(
+      engine_,
+      call.type,
+      call.title,
+      std::move(call.results),
+      std::move(collectives));
+  std::lock_guard<std::mutex> lock(mutex_);
+  last_ = c10::weak_intrusive_ptr<DeviceWork>(work);
+  return work;
+}
+
+DeviceGroup::WorkPtr DeviceGroup::put_off(
+    Call call,
+    DeviceCall::Launch launch) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (coalesced_) {
+      coalesced_->push_back(std::move(launch));
+      return c10::make_intrusive<c10d::Work>();
+    }
+  }
+  Collective collective;
+  collective.signature = call.signature;
+  collective.timeout = call.timeout;
+  collective.device_call =
+      std::make_shared<DeviceCall>(call.device, std::move(launch));
+  return submit(std::move(call), {std::move(collective)});
+}
+
+std::optional<Collective> DeviceGroup::own_allreduce(
+    const at::Tensor& tensor,
+    const c10d::ReduceOp& op,
+    std::chrono::milliseconds timeout) const {
+  if (size_ == 1 || tensor.layout() != at::kStrided ||
+      !tensor.is_contiguous() || tensor.numel() == 0 || !is_own_op(op)) {
+    return std::nullopt;
+  }
+  Collective collective;
+  auto& signature = collective.signature;
+  signature.verb = Verb::Allreduce;
+  signature.op = op;
+  signature.dtype = tensor.scalar_type();
+  signature.device = tensor.device().type();
+  signature.count = tensor.numel();
+  if (!engine_->transport().shares_memory()) {
+    signature.codec = codec_for(signature, compression_, size_);
+  }
+  const bool encodes = is_compressed(collective);
+  if (!encodes && tensor_bytes(collective) > options_->fusion_cutoff.value()) {
+    return std::nullopt;
+  }
+  TORCH_CHECK(
+      !encodes || device_kernels(device_.type()) != nullptr,
+      "hvd: all_reduce with compression ",
+      hvd::name(signature.codec.compression),
+      " of a tensor on ",
+      tensor.device(),
+      " needs torch_hvd._cuda, which this installation lacks; README says how "
+      "to build it. torch_hvd.compression(\"none\") does without");
+  collective.inputs = collective.outputs = {tensor.detach()};
+  collective.timeout = timeout_or_default(timeout);
+  collective.divisor = size_;
+  collective.device_call = std::make_shared<DeviceCall>(tensor.device());
+  return collective;
+}
+
+DeviceGroup::WorkPtr DeviceGroup::broadcast(
+    Tensors& tensors,
+    const c10d::BroadcastOptions& opts) {
+  auto passed = call(
+      c10d::OpType::BROADCAST,
+      Verb::Broadcast,
+      "hvd:broadcast",
+      tensors,
+      opts.timeout);
+  passed.signature.root = static_cast<int32_t>(opts.rootRank);
+  return pass_on(std::move(passed), &Backend::broadcast, opts, tensors);
+}
+
+DeviceGroup::WorkPtr DeviceGroup::allreduce(
+    Tensors& tensors,
+    const c10d::AllreduceOptions& opts) {
+  auto passed = call(
+      c10d::OpType::ALLREDUCE,
+      Verb::Allreduce,
+      "hvd:all_reduce",
+      tensors,
+      opts.timeout);
+  passed.signature.op = opts.reduceOp;
+  if (!is_coalescing()) {
+    if (auto own = own_allreduce(tensors[0], opts.reduceOp, opts.timeout)) {
+      return submit(std::move(passed), {std::move(*own)});
+    }
+  }
+  return pass_on(std::move(passed), &Backend::allreduce, opts, tensors);
+}
+
+DeviceGroup::WorkPtr DeviceGroup::allreduce_sparse(
+    Tensors& tensors,
+    const c10d::AllreduceOptions& opts) {
+  auto passed = call(
+      c10d::OpType::_ALLREDUCE_SPARSE,
+      Verb::SparseAllreduce,
+      "hvd:all_reduce",
+      tensors,
+      opts.timeout);
+  passed.signature.op = opts.reduceOp;
+  return pass_on(std::move(passed), &Backend::allreduce_sparse, opts, tensors);
+}
+
+DeviceGroup::WorkPtr DeviceGroup::allreduce_coalesced(
+    Tensors& tensors,
+    const c10d::AllreduceCoalescedOptions& opts) {
+  auto passed = call(
+      c10d::OpType::ALLREDUCE_COALESCED,
+      Verb::Allreduce,
+      "hvd:all_reduce",
+      tensors,
+      opts.timeout);
+  passed.signature.op = opts.reduceOp;
+  std::vector<Collective> own;
+  for (const auto& tensor : tensors) {
+    if (auto one = own_allreduce(tensor, opts.reduceOp, opts.timeout)) {
+      own.push_back(std::move(*one));
+    }
+  }
+  if (own.size() == tensors.size() && !is_coalescing()) {
+    return submit(std::move(passed), std::move(own));
+  }
+  return pass_on(
+      std::move(passed), &Backend::allreduce_coalesced, opts, tensors);
+}
+
+DeviceGroup::WorkPtr DeviceGroup::reduce(
+    Tensors& tensors,
+    const c10d::ReduceOptions& opts) {
+  auto passed = call(
+      c10d::OpType::REDUCE, Verb::Reduce, "hvd:reduce", tensors, opts.timeout);
+  passed.signature.op = opts.reduceOp;
+  passed.signature.root = static_cast<int32_t>(opts.rootRank);
+  return pass_on(std::move(passed), &Backend::reduce, opts, tensors);
+}
+
+DeviceGroup::WorkPtr DeviceGroup::allgather(
+    TensorLists& outputs,
+    Tensors& inputs,
+    const c10d::AllgatherOptions& opts) {
+  return pass_on(
+      call(
+          c10d::OpType::ALLGATHER,
+          Verb::Allgather,
+          "hvd:all_gather",
+          flattened(outputs),
+          opts.timeout),
+      &Backend::allgather,
+      opts,
+      outputs,
+      inputs);
+}
+
+DeviceGroup::WorkPtr DeviceGroup::_allgather_base(
+    at::Tensor& output,
+    at::Tensor& input,
+    const c10d::AllgatherOptions& opts) {
+  return pass_on(
+      call(
+          c10d::OpType::_ALLGATHER_BASE,
+          Verb::Allgather,
+          "hvd:all_gather",
+          {output},
+          opts.timeout),
+      &Backend::_allgather_base,
+      opts,
+      output,
+      input);
+}
+
+DeviceGroup::WorkPtr DeviceGroup::allgather_coalesced(
+    TensorLists& outputs,
+    Tensors& inputs,
+    const c10d::AllgatherOptions& opts) {
+  return pass_on(
+      call(
+          c10d::OpType::ALLGATHER_COALESCED,
+          Verb::Allgather,
+          "hvd:all_gather",
+          flattened(outputs),
+          opts.timeout),
+      &Backend::allgather_coalesced,
+      opts,
+      outputs,
+      inputs);
+}
+
+DeviceGroup::WorkPtr DeviceGroup::allgather_into_tensor_coalesced(
+    Tensors& outputs,
+    Tensors& inputs,
+    const c10d::AllgatherOptions& opts) {
+  return pass_on(
+      call(
+          c10d::OpType::COALESCED,
+          Verb::Allgather,
+          "hvd:all_gather",
+          outputs,
+          opts.timeout),
+      &Backend::allgather_into_tensor_coalesced,
+      opts,
+      outputs,
+      inputs);
+}
+
+DeviceGroup::WorkPtr DeviceGroup::gather(
+    TensorLists& outputs,
+    Tensors& inputs,
+    const c10d::GatherOptions& opts) {
+  auto passed = call(
+      c10d::OpType::GATHER,
+      Verb::Gather,
+      "hvd:gather",
+      outputs.empty() ? inputs : flattened(outputs),
+      opts.timeout);
+  passed.signature.root = static_cast<int32_t>(opts.rootRank);
+  return pass_on(std::move(passed), &Backend::gather, opts, outputs, inputs);
+}
+
+DeviceGroup::WorkPtr DeviceGroup::scatter(
+    Tensors& outputs,
+    TensorLists& inputs,
+    const c10d::ScatterOptions& opts) {
+  auto passed = call(
+      c10d::OpType::SCATTER,
+      Verb::Scatter,
+      "hvd:scatter",
+      outputs,
+      opts.timeout);
+  passed.signature.root = static_cast<int32_t>(opts.rootRank);
+  return pass_on(std::move(passed), &Backend::scatter, opts, outputs, inputs);
+}
+
+DeviceGroup::WorkPtr DeviceGroup::reduce_scatter(
+    Tensors& outputs,
+    TensorLists& inputs,
+    const c10d::ReduceScatterOptions& opts) {
+  auto passed = call(
+      c10d::OpType::REDUCE_SCATTER,
+      Verb::ReduceScatter,
+      "hvd:reduce_scatter",
+      outputs,
+      opts.timeout);
+  passed.signature.op = opts.reduceOp;
+  return pass_on(
+      std::move(passed), &Backend::reduce_scatter, opts, outputs, inputs);
+}
+
+DeviceGroup::WorkPtr DeviceGroup::_reduce_scatter_base(
+    at::Tensor& output,
+    at::Tensor& input,
+    const c10d::ReduceScatterOptions& opts) {
+  auto passed = call(
+      c10d::OpType::_REDUCE_SCATTER_BASE,
+      Verb::ReduceScatter,
+      "hvd:reduce_scatter",
+      {output},
+      opts.timeout);
+  passed.signature.op = opts.reduceOp;
+  return pass_on(
+      std::move(passed), &Backend::_reduce_scatter_base, opts, output, input);
+}
+
+DeviceGroup::WorkPtr DeviceGroup::reduce_scatter_tensor_coalesced(
+    Tensors& outputs,
+    Tensors& inputs,
+    const c10d::ReduceScatterOptions& opts) {
+  auto passed = call(
+      c10d::OpType::COALESCED,
+      Verb::ReduceScatter,
+      "hvd:reduce_scatter",
+      outputs,
+      opts.timeout);
+  passed.signature.op = opts.reduceOp;
+  return pass_on(
+      std::move(passed),
+      &Backend::reduce_scatter_tensor_coalesced,
+      opts,
+      outputs,
+      inputs);
+}
+
+DeviceGroup::WorkPtr DeviceGroup::alltoall_base(
+    at::Tensor& output,
+    at::Tensor& input,
+    std::vector<int64_t>& output_splits,
+    std::vector<int64_t>& input_splits,
+    const c10d::AllToAllOptions& opts) {
+  return pass_on(
+      call(
+          c10d::OpType::ALLTOALL_BASE,
+          Verb::Alltoall,
+          "hvd:all_to_all",
+          {output},
+          opts.timeout),
+      &Backend::alltoall_base,
+      opts,
+      output,
+      input,
+      output_splits,
+      input_splits);
+}
+
+DeviceGroup::WorkPtr DeviceGroup::alltoall(
+    Tensors& outputs,
+    Tensors& inputs,
+    const c10d::AllToAllOptions& opts) {
+  return pass_on(
+      call(
+          c10d::OpType::ALLTOALL,
+          Verb::Alltoall,
+          "hvd:all_to_all",
+          outputs,
+          opts.timeout),
+      &Backend::alltoall,
+      opts,
+      outputs,
+      inputs);
+}
+
+DeviceGroup::WorkPtr DeviceGroup::message(
+    const char* verb,
+    DeviceCall::Launch launch) {
+  engine_->check_usable(verb);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (coalesced_) {
+      coalesced_->push_back(std::move(launch));
+      return c10::make_intrusive<c10d::Work>();
+    }
+  }
+  std::lock_guard<std::mutex> calling(device_.calling());
+  return launch(device_.backend());
+}
+
+DeviceGroup::WorkPtr DeviceGroup::send(Tensors& tensors, int peer, int tag) {
+  return message("send", [tensors, peer, tag](auto& backend) mutable {
+    return backend.send(tensors, peer, tag);
+  });
+}
+
+DeviceGroup::WorkPtr DeviceGroup::recv(Tensors& tensors, int peer, int tag) {
+  return message("recv", [tensors, peer, tag](auto& backend) mutable {
+    return backend.recv(tensors, peer, tag);
+  });
+}
+
+DeviceGroup::WorkPtr DeviceGroup::recvAnysource(Tensors& tensors, int tag) {
+  return message("recv", [tensors, tag](auto& backend) mutable {
+    return backend.recvAnysource(tensors, tag);
+  });
+}
+
+void DeviceGroup::drain_stream() const {
+  const c10::impl::VirtualGuardImpl guard(device_.type());
+  StreamMark(guard.getDevice()).wait();
+}
+
+bool DeviceGroup::is_coalescing() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return coalesced_.has_value();
+}
+
+void DeviceGroup::startCoalescing() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  coalesced_.emplace();
+}
+
+DeviceGroup::WorkPtr DeviceGroup::endCoalescing() {
+  std::vector<DeviceCall::Launch> calls;
+  c10::intrusive_ptr<DeviceWork> before;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    calls = std::exchange(coalesced_, std::nullopt).value_or(calls);
+    before = last_ ? last_->lock() : before;
+  }
+  if (calls.empty()) {
+    return {};
+  }
+  if (before) {
+    before->await_launch(kNoTimeout);
+  }
+  auto& backend = device_.backend();
+  std::lock_guard<std::mutex> calling(device_.calling());
+  backend.startCoalescing();
+  for (const auto& call : calls) {
+    call(backend);
+  }
+  return backend.endCoalescing();
+}
+
+} // namespace hvd

@@ -1,0 +1,206 @@
+#include "engine/device_track.h"
+
+#include "collectives/device_allreduce.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <cstring>
+#include <iterator>
+
+namespace hvd {
+
+namespace {
+
+constexpr auto kHeaderBytes = static_cast<int64_t>(sizeof(FrameHeader));
+
+/// Of an all_reduce that has not gone to the backend by itself: the moment when
+/// the group's own stream is done with it.
+class StreamWork final : public c10d::Work {
+ public:
+  explicit StreamWork(c10::Device device) : mark_(device) {}
+
+  bool isCompleted() override {
+    return mark_.has_come();
+  }
+  bool isSuccess() const override {
+    return mark_.has_come();
+  }
+  bool wait(std::chrono::milliseconds /*timeout*/) override {
+    mark_.hold_current();
+    return true;
+  }
+  void synchronize() override {
+    mark_.hold_current();
+  }
+
+ private:
+  const StreamMark mark_;
+};
+
+Limits without_frames(Limits limits) {
+  limits.frame = 0;
+  return limits;
+}
+
+c10::Device device_of(const Item& item) {
+  return item.collective->device_call->device;
+}
+
+/// What the stream has yet to do with memory that its owner may give up before.
+void keep_until_done(const Collective& collective, c10::Stream stream) {
+  if (has_streams(stream.device())) {
+    const auto& storage = collective.outputs[0].storage();
+    c10::impl::VirtualGuardImpl(stream.device_type())
+        .recordDataPtrOnStream(storage.data_ptr(), stream);
+  }
+}
+
+} // namespace
+
+DeviceTrack::DeviceTrack(
+    Transport& host,
+    DeviceTransport* device,
+    const Limits& limits,
+    bool check)
+    : host_(host),
+      device_(device),
+      limits_(without_frames(limits)),
+      check_(check && host.size() > 1) {}
+
+bool DeviceTrack::is_fusible(const Collective& collective) const {
+  return !collective.device_call->launch && host_.size() > 1 &&
+      limits_.fusion_threshold > 0 && is_small(collective, limits_);
+}
+
+bool DeviceTrack::sends_header(const Collective& first) const {
+  return check_ || is_fusible(first);
+}
+
+Batch DeviceTrack::next(uint64_t tail) {
+  Batch batch;
+  const auto& first = *queue.front().collective;
+  if (sends_header(first) && !started.empty()) {
+    return batch;
+  }
+  std::vector<const Collective*> ready{&first};
+  const uint64_t bound = agreement_.bound(first.seq);
+  for (size_t place = 1; is_fusible(first) && place < queue.size(); ++place) {
+    const auto& item = queue[place];
+    if (item.collective->seq >= bound || !is_fusible(*item.collective) ||
+        device_of(item) != device_of(queue.front())) {
+      break;
+    }
+    ready.push_back(item.collective);
+  }
+  plan_ = plan(ready, limits_);
+  const auto end = queue.begin() + static_cast<ptrdiff_t>(plan_.size);
+  batch.items.assign(
+      std::make_move_iterator(queue.begin()), std::make_move_iterator(end));
+  queue.erase(queue.begin(), end);
+  header_ = agreement_.header(batch, tail);
+  return batch;
+}
+
+Rest DeviceTrack::start(Batch& batch) {
+  const bool has_header = sends_header(*batch.items[0].collective);
+  if (has_header) {
+    post_header(batch);
+  }
+  if (check_) {
+    return Rest::Outputs;
+  }
+  launch(batch);
+  return has_header ? Rest::Agreement : Rest::Nothing;
+}
+
+void DeviceTrack::post_header(const Batch& batch) {
+  if (!headers_.defined()) {
+    headers_ = at::empty({host_.size(), kHeaderBytes}, at::kByte);
+  }
+  const auto own = headers_[host_.rank()];
+  std::memcpy(own.mutable_data_ptr(), &header_, sizeof(header_));
+  std::vector<Transfer> sends;
+  std::vector<Transfer> receives;
+  for (int peer = 0; peer < host_.size(); ++peer) {
+    if (peer != host_.rank()) {
+      sends.push_back({peer, own});
+      receives.push_back({peer, headers_[peer]});
+    }
+  }
+  // No fingerprint: ranks that differ have to learn of it.
+  const Lane lane{batch.items[0].collective->seq, 0, 0};
+  exchange_ = host_.exchange(sends, receives, lane);
+}
+
+bool DeviceTrack::finish(Batch& batch) {
+  exchange_->wait(batch.deadline);
+  exchange_.reset();
+  std::vector<const std::byte*> headers;
+  for (int rank = 0; rank < host_.size(); ++rank) {
+    headers.push_back(
+        static_cast<const std::byte*>(headers_[rank].const_data_ptr()));
+  }
+  if (check_) {
+    if (!agreement_.check(batch, headers)) {
+      return false;
+    }
+    batch.times.exchanged = Clock::now();
+    launch(batch);
+    return true;
+  }
+  try {
+    if (agreement_.check(batch, headers)) {
+      return true;
+    }
+  } catch (const Mismatch& e) {
+    throw std::runtime_error(e.what()); // what is launched cannot be taken back
+  }
+  throw std::runtime_error("the ranks called different collectives");
+}
+
+void DeviceTrack::launch(Batch& batch) {
+  try {
+    launch_on_stream(batch);
+  } catch (const std::exception&) {
+    batch.error = std::current_exception();
+  }
+}
+
+void DeviceTrack::launch_on_stream(const Batch& batch) {
+  const auto device = device_of(batch.items[0]);
+  const auto stream = device_->stream(device);
+  const c10::StreamGuard guard(stream);
+  const std::lock_guard<std::mutex> calling(device_->calling());
+  for (const auto& item : batch.items) {
+    item.collective->device_call->ready.hold_current();
+  }
+  auto& first = *batch.items[0].collective->device_call;
+  if (first.launch) {
+    last_ = first.work = first.launch(device_->backend());
+    return;
+  }
+  if (last_) {
+    try {
+      // What it has yet to write may be what is read next.
+      std::exchange(last_, nullptr)->wait();
+    } catch (const std::exception&) {
+      // Whoever waits for that one hears of it.
+    }
+  }
+  for (const auto& bucket : plan_.buckets) {
+    std::vector<const Collective*> members;
+    for (const size_t member : bucket) {
+      members.push_back(batch.items[member].collective);
+      keep_until_done(*members.back(), stream);
+    }
+    launch_allreduces(members, *device_);
+  }
+  const auto done = c10::make_intrusive<StreamWork>(device);
+  for (const auto& item : batch.items) {
+    item.collective->device_call->work = done;
+  }
+}
+
+} // namespace hvd

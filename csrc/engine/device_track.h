@@ -1,0 +1,55 @@
+#pragma once
+
+#include "engine/agreement.h"
+#include "engine/plan.h"
+#include "engine/track.h"
+#include "transport/device.h"
+
+namespace hvd {
+
+/// Collectives of tensors on a device: put on its streams, one after the other,
+/// in the order of the sequence, and done with that.
+///
+/// Small all_reduces fuse. The headers that bound their batches travel between
+/// the hosts, while the device works. A batch does not wait for its own header,
+/// only the next one does: the first of a queue goes at once, and what comes
+/// meanwhile goes with the next that all ranks have ready. With `check` every
+/// collective waits for its header.
+class DeviceTrack final : public Track {
+ public:
+  /// `device`: null if there is none; then nothing may be queued.
+  DeviceTrack(
+      Transport& host,
+      DeviceTransport* device,
+      const Limits& limits,
+      bool check);
+
+  /// Of the collectives on this track.
+  uint64_t enlist(const Collective& collective) {
+    return agreement_.enlist(collective);
+  }
+
+  Batch next(uint64_t tail) override;
+  Rest start(Batch& batch) override;
+  bool finish(Batch& batch) override;
+
+ private:
+  bool is_fusible(const Collective& collective) const;
+  bool sends_header(const Collective& first) const;
+  void post_header(const Batch& batch);
+  void launch(Batch& batch);
+  void launch_on_stream(const Batch& batch);
+
+  Transport& host_;
+  DeviceTransport* const device_;
+  const Limits limits_;
+  const bool check_;
+  Agreement agreement_; ///< guarded by the engine's lock, but for check()
+  FrameHeader header_; ///< of the batch that was taken last
+  Plan plan_; ///< of that batch
+  at::Tensor headers_; ///< of all ranks
+  RequestPtr exchange_;
+  DeviceCall::WorkPtr last_; ///< launched by the backend itself
+};
+
+} // namespace hvd

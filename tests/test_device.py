@@ -1,0 +1,247 @@
+"""Tensors on a device, as far as a machine without one can tell: see `standin`.
+
+What is fused, what a batch of several ranks agrees on, what is compressed, and what goes wrong, is
+decided on the host, and is the same for any device. tests/gpu has the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import standin
+import torch_hvd
+from calls import expect_error
+from rows import filled
+
+BURST = 115
+
+
+def total(make: Callable[[int], float], size: int) -> float:
+    return sum(make(rank) for rank in range(size))
+
+
+def launches(group: dist.ProcessGroup) -> int:
+    """What Gloo was called for by the group so far."""
+    count: int = standin.backend_of(group)._get_sequence_number_for_group()
+    return count
+
+
+@pytest.mark.ranks(2, 3, transports=["auto"])
+def test_burst_is_fused() -> None:
+    """Many small ones that nobody waits for yet are a few calls of the backend, in any order."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    with standin.group() as group:
+        before = launches(group)
+        tensors = [torch.full((number % 7 + 1,), float(rank + number)) for number in range(BURST)]
+        wholes = [torch.full((number % 5 + 1,), rank + number) for number in range(BURST)]
+        works = []
+        for tensor, whole in zip(tensors, wholes, strict=True):
+            works.append(dist.all_reduce(tensor, group=group, async_op=True))
+            works.append(dist.all_reduce(whole, dist.ReduceOp.MAX, group=group, async_op=True))
+        for work in works[:: 1 - 2 * (rank % 2)]:  # odd ranks begin with the last
+            work.wait()
+        for number in range(BURST):
+            assert filled(tensors[number], size * number + total(float, size))
+            assert filled(wholes[number], size - 1 + number)
+        assert launches(group) - before <= 2 * BURST / 4
+
+
+@pytest.mark.ranks(2, transports=["auto"])
+def test_fusion_off() -> None:
+    with standin.group(torch_hvd.Options(fusion_threshold=0)) as group:
+        before = launches(group)
+        tensors = [torch.ones(3) for _ in range(20)]
+        for work in [dist.all_reduce(t, group=group, async_op=True) for t in tensors]:
+            work.wait()
+        assert all(filled(tensor, 2) for tensor in tensors)
+        assert launches(group) - before == 20
+
+
+@pytest.mark.ranks(2, 3, transports=["auto"])
+def test_mixed_with_large_and_other_verbs() -> None:
+    """Whatever is between small ones keeps its place, also where they share memory."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    with standin.group() as group:
+        small, large = torch.full((5,), float(rank)), torch.full((300_000,), float(rank))
+        gathered = [torch.empty(5) for _ in range(size)]
+        works = [
+            dist.all_reduce(small, group=group, async_op=True),  # sum
+            dist.all_reduce(small, group=group, async_op=True),  # of that, times size
+            dist.all_reduce(large, group=group, async_op=True),
+            dist.all_gather(gathered, small, group=group, async_op=True),
+            dist.all_reduce(small, group=group, async_op=True),
+            dist.broadcast(large, 1, group=group, async_op=True),
+            dist.all_reduce(large[:10], group=group, async_op=True),
+        ]
+        for work in works:
+            work.wait()
+        once = total(float, size)
+        assert all(filled(each, once * size) for each in gathered)
+        assert filled(small, once * size * size)
+        assert filled(large[:10], once * size)
+        assert filled(large[10:], once)
+
+
+@pytest.mark.ranks(2, 3, transports=["auto"])
+@pytest.mark.parametrize(
+    ("codec", "dtype"),
+    [
+        *((codec, torch.float32) for codec in ("fp16", "bf16", "fp8", "fp8_e5m2", "int8", "int4")),
+        *((codec, torch.bfloat16) for codec in ("fp8", "int4")),
+        ("int8", torch.float16),
+    ],
+)
+def test_compressed_like_on_the_host(codec: str, dtype: torch.dtype) -> None:
+    """The same bits as from tensors on the host, alone and fused, whole blocks and not."""
+    options: dict[str, Any] = {
+        "compression": codec,
+        "compression_min_bytes": 1,
+        "error_feedback": False,
+        "fusion_cutoff": 1 << 20,
+    }
+
+    def inputs() -> list[Tensor]:
+        random = torch.Generator().manual_seed(dist.get_rank())
+        counts = (70_001, 4096, 33, 1000, 1_000_003)
+        return [torch.randn(count, generator=random).to(dtype) for count in counts]
+
+    with standin.hosts_apart():
+        on_host = dist.new_group(pg_options=torch_hvd.Options(**options))
+    with standin.group(torch_hvd.Options(**options), apart=True) as group:
+        expected, together, alone = inputs(), inputs(), inputs()
+        for tensor in expected:
+            dist.all_reduce(tensor, dist.ReduceOp.AVG, group=on_host)
+        works = [
+            dist.all_reduce(tensor, dist.ReduceOp.AVG, group=group, async_op=True)
+            for tensor in together
+        ]
+        for work in works:
+            work.wait()
+        for tensor in alone:
+            dist.all_reduce(tensor, dist.ReduceOp.AVG, group=group)
+    for fused, single, same in zip(together, alone, expected, strict=True):
+        assert torch.equal(fused, single)
+        assert torch.equal(fused, same)
+    dist.destroy_process_group(on_host)
+
+
+@pytest.mark.ranks(2, transports=["auto"])
+def test_error_feedback() -> None:
+    """Over many rounds the mean of what arrives comes near the exact one, and only with it."""
+    rank = dist.get_rank()
+    values = torch.randn(50_000, generator=torch.Generator().manual_seed(7)) * (1 + rank)
+    exact = values / (1 + rank) * 3
+    errors = {}
+    for feedback in (False, True):
+        options = torch_hvd.Options(compression="int4", error_feedback=feedback)
+        with standin.group(options, apart=True) as group:
+            mean, tensor = torch.zeros_like(values), torch.empty_like(values)
+            for _ in range(16):
+                tensor.copy_(values)
+                dist.all_reduce(tensor, group=group)
+                mean += tensor / 16
+        errors[feedback] = float((mean - exact).norm() / exact.norm())
+    assert errors[True] < errors[False] / 4, errors
+
+
+@pytest.mark.ranks(2, 3, transports=["auto"])
+def test_nothing_is_compressed_in_one_host() -> None:
+    """Ranks that share memory send their tensors as they are."""
+    random = torch.Generator().manual_seed(dist.get_rank())
+    tensor = torch.randn(100_000, generator=random)
+    exact = tensor.clone()
+    dist.all_reduce(exact)
+    with standin.group(torch_hvd.Options(compression="int8")) as group:
+        dist.all_reduce(tensor, group=group)
+    torch.testing.assert_close(tensor, exact)
+
+
+@pytest.mark.ranks(2, 3, transports=["auto"])
+def test_mismatch_with_check() -> None:
+    """Nothing is launched for what differs, each rank hears of it, and the group goes on."""
+    rank = dist.get_rank()
+    with standin.group(torch_hvd.Options(check=True)) as group:
+        dist.all_reduce(torch.ones(4), group=group)
+        tensor = torch.ones(4 if rank == 0 else 5)
+        text = expect_error(lambda: dist.all_reduce(tensor, group=group))
+        assert "rank 0 called all_reduce(float32[4], SUM)" in text
+        assert "rank 1 called all_reduce(float32[5], SUM)" in text
+        again = torch.ones(300_000)
+        dist.all_reduce(again, group=group)
+        assert filled(again, dist.get_world_size())
+
+
+@pytest.mark.ranks(2, transports=["auto"])
+def test_mismatch_of_what_is_fused() -> None:
+    """Too late to take back: every rank's next call fails, and says what each one called."""
+    rank = dist.get_rank()
+    with standin.group(timeout=5.0) as group:
+        tensor = torch.ones(4)  # as many bytes, which Gloo adds up without noticing
+        if rank == 1:
+            tensor = tensor.int()
+        dist.all_reduce(tensor, group=group)
+
+        def until_it_fails() -> None:
+            for _ in range(100):
+                dist.all_reduce(torch.ones(4), group=group)
+
+        text = expect_error(until_it_fails)
+        assert "float32[4]" in text
+        assert "int32[4]" in text
+
+
+@pytest.mark.ranks(2, transports=["auto"])
+def test_what_the_backend_refuses_is_the_calls_own_error() -> None:
+    with standin.group() as group:
+        with pytest.raises((RuntimeError, ValueError), match="BAND"):
+            dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND, group=group)
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor, group=group)
+        assert filled(tensor, 2)
+
+
+@pytest.mark.ranks(2, transports=["auto"])
+def test_future_of_what_waits_for_others() -> None:
+    """A future made before its collective is launched completes with the caller's tensors."""
+    rank = dist.get_rank()
+    with standin.group() as group:
+        tensors = [torch.full((3,), float(rank + 1)) for _ in range(10)]
+        works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+        futures = [work.get_future() for work in works]
+        doubled = [future.then(lambda done: done.value()[0] * 2) for future in futures]
+        assert all(filled(future.wait(), 6) for future in doubled)
+        assert all(work.is_completed() and filled(work.result()[0], 3) for work in works)
+
+
+@pytest.mark.ranks(3, transports=["auto"])
+def test_split() -> None:
+    """A part of a group, with the options of the whole."""
+    rank = dist.get_rank()
+    options = torch_hvd.Options(fusion_cutoff=12345)
+    with standin.group(options) as group:
+        for ranks in ([0, 2], [1, 2], [1]):
+            whole: Any = group
+            part = whole.split_group(
+                ranks,
+                timeout=timedelta(seconds=20),
+                opts=None,
+                group_name=f"part {ranks}",
+                group_desc="",
+            )
+            if rank not in ranks:
+                assert part is None
+                continue
+            assert (part.rank(), part.size()) == (ranks.index(rank), len(ranks))
+            backend = part._get_backend(torch.device("cpu"))
+            assert backend.options.fusion_cutoff == 12345
+            tensor = torch.full((3,), float(rank))
+            part.allreduce([tensor]).wait()
+            assert filled(tensor, float(sum(ranks)))
+            backend.shutdown()
