@@ -20,9 +20,7 @@ sys.path.append(str(ROOT / "build_backend"))
 import cuda_build  # noqa: E402
 
 # Named by -isystem as well as by -I, headers that are not ours cannot warn.
-FOREIGN_HEADERS = [
-    f"-isystem{path}" for path in [*include_paths(), sysconfig.get_path("include")]
-]
+FOREIGN_HEADERS = [f"-isystem{path}" for path in [*include_paths(), sysconfig.get_path("include")]]
 WARNINGS = ["-Wall", "-Wextra"]
 FLAGS = ["-O3", "-g0", "-std=c++20", "-fvisibility=hidden", *WARNINGS, *FOREIGN_HEADERS]
 

@@ -36,7 +36,7 @@ def find_nvcc(environment: Mapping[str, str]) -> Nvcc:
     places = [f"{home}/bin/nvcc"] if home else ["nvcc", "/usr/local/cuda/bin/nvcc"]
     found = next(filter(None, map(shutil.which, places)), None)
     if found is None:
-        raise Missing(f"there is no nvcc: neither {' nor '.join(places)}; set CUDA_HOME")
+        raise Missing(f"there is no {' and no '.join(places)}: set CUDA_HOME")
     commands = [[found, "--version"], [found, "--dryrun", "-c", "-x", "cu", "/dev/null"]]
     said = "".join(
         subprocess.run(
@@ -86,8 +86,8 @@ def decide(torch_cuda: str | None, environment: Mapping[str, str]) -> Nvcc | str
 
 def architectures(nvcc: Nvcc) -> str:
     """Return those of ARCHITECTURES that this nvcc knows, as TORCH_CUDA_ARCH_LIST has them."""
-    command = [nvcc.home / "bin" / "nvcc", "--list-gpu-arch"]
-    known = subprocess.check_output(command, text=True).split()
+    compiler = nvcc.home / "bin" / "nvcc"
+    known = subprocess.check_output([compiler, "--list-gpu-arch"], text=True).split()
     wanted = {f"compute_{one.removesuffix('+PTX').replace('.', '')}": one for one in ARCHITECTURES}
     return ";".join(one for name, one in wanted.items() if name in known)
 

@@ -27,12 +27,7 @@ using Tensors = std::vector<at::Tensor>;
 class OnDevice {
  public:
   explicit OnDevice(c10::Device device)
-      : guard_(device), kernels_(device_kernels(device.type())) {
-    TORCH_CHECK_VALUE(
-        kernels_ != nullptr,
-        "hvd: no kernels for tensors on ",
-        device,
-        "; for cuda they are in the module torch_hvd._cuda");
+      : kernels_(find(device)), guard_(device) {
     if (!device.is_cpu()) {
       const c10::impl::VirtualGuardImpl impl(device.type());
       stream_ = impl.getStreamNativeHandle(impl.getStream(device));
@@ -47,8 +42,18 @@ class OnDevice {
   }
 
  private:
-  const c10::DeviceGuard guard_;
+  static const DeviceKernels* find(c10::Device device) {
+    const DeviceKernels* const kernels = device_kernels(device.type());
+    TORCH_CHECK_VALUE(
+        kernels != nullptr,
+        "hvd: no kernels for tensors on ",
+        device,
+        "; for cuda they are in the module torch_hvd._cuda");
+    return kernels;
+  }
+
   const DeviceKernels* const kernels_;
+  const c10::DeviceGuard guard_;
   DeviceKernels::Stream stream_ = nullptr;
 };
 
@@ -133,9 +138,9 @@ class Packing {
     return is_cast(codec_.compression) ? 1 : codec_.block;
   }
   int64_t value_bytes(int64_t begin) const {
-    return is_cast(codec_.compression)                 ? 2 * begin
+    return is_cast(codec_.compression)            ? 2 * begin
         : codec_.compression == Compression::Int4 ? begin / 2
-                                                       : begin;
+                                                  : begin;
   }
   int64_t scale_bytes(int64_t begin) const {
     return is_cast(codec_.compression) ? 0 : begin / codec_.block * 2;
@@ -306,11 +311,7 @@ void bind_device_kernels(py::module_& module) {
       py::arg("residual") = py::none(),
       NoGil());
   module.def(
-      "copy_pieces",
-      &copy_pieces,
-      py::arg("to"),
-      py::arg("from_"),
-      NoGil());
+      "copy_pieces", &copy_pieces, py::arg("to"), py::arg("from_"), NoGil());
 }
 
 } // namespace hvd

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
+import torch
 
 import standin
 from libmpi import needs_mpich
@@ -68,6 +69,21 @@ def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
     env = {"HVD_TRANSPORT": "auto" if hosts else transport}
     with RankPool(size, backend, env, hosts=hosts) as ranks:
         yield ranks
+
+
+@pytest.fixture(scope="session")
+def gpu() -> torch.device:
+    """The first GPU and the kernels for it; skips a test where there are none."""
+    if not torch.cuda.is_available():
+        pytest.skip("torch finds no GPU here")
+    from torch_hvd import _build
+
+    if _build.CUDA.startswith("no"):
+        pytest.skip(f"torch_hvd._cuda is not built: {_build.CUDA}")
+    from torch_hvd import _cuda
+
+    assert _cuda
+    return torch.device("cuda", 0)
 
 
 @pytest.fixture(autouse=True)

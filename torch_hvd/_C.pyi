@@ -266,6 +266,52 @@ def decode_sum_encode(
 def encoded_bytes(count: int, compression: str, block: int = 128) -> int:
     """The length of an encoded message of `count` values."""
 
+def set_device_kernels(device: str, kernels: object) -> None:
+    """Take the codecs' kernels for tensors of a kind of device, such as "cuda", from a capsule."""
+
+def has_device_kernels(device: str) -> bool:
+    """Whether there are some; for the host always, for CUDA once `torch_hvd._cuda` is imported."""
+
+# The kernels of a device as the collectives call them, for tests and benchmarks. All tensors are
+# contiguous and on that device, and work is put on its current stream. In a message each tensor
+# begins a block of its own; ValueError for sizes that do not fit, and without kernels.
+
+def encode_pieces(
+    tensors: Sequence[Tensor],
+    message: Tensor,
+    compression: str,
+    block: int = 128,
+    factor: float = 1.0,
+    residuals: Sequence[Tensor] = (),
+) -> None:
+    """factor * tensors (+ residuals) into one message, uint8.
+
+    Args:
+        tensors: all float32, float16 or bfloat16.
+        residuals: float32, as many; they become what was lost.
+    """
+
+def decode_pieces(
+    message: Tensor, tensors: Sequence[Tensor], compression: str, block: int = 128
+) -> None:
+    """The other way."""
+
+def sum_messages(
+    sources: Sequence[Tensor],
+    out: Tensor,
+    count: int,
+    compression: str,
+    block: int = 128,
+    residual: Tensor | None = None,
+) -> None:
+    """The sum of messages of `count` values, whole blocks, in float32 (+ residual), encoded.
+
+    `out` may be one of the sources.
+    """
+
+def copy_pieces(to: Sequence[Tensor], from_: Sequence[Tensor]) -> None:
+    """Each tensor to the one of that place, of the same dtype and length."""
+
 def simd() -> str:
     """The instruction set that the codecs use: "plain", "avx2" or "avx512"."""
 

@@ -29,7 +29,23 @@ def _modules() -> Iterator[Fact]:
         yield "_C", f"yes: torch {_build.TORCH_VERSION}, {_build.COMPILER}"
     except ImportError as error:
         yield "_C", f"no: {error}"
-    yield "_cuda", "no: not in this version of torch_hvd"
+    yield "_cuda", _cuda()
+
+
+def _cuda() -> str:
+    try:
+        from torch_hvd import _build
+
+        if _build.CUDA.startswith("no"):
+            return _build.CUDA
+        from torch_hvd import _cuda
+
+        assert _cuda
+    except ImportError as error:
+        return f"no: {error}"
+    gpus = torch.cuda.device_count()
+    names = ", ".join(torch.cuda.get_device_name(gpu) for gpu in range(gpus))
+    return f"{_build.CUDA}; {f'{gpus} GPU: {names}' if gpus else 'no GPU here'}"
 
 
 def _machine() -> Iterator[Fact]:

@@ -145,7 +145,7 @@ void encode(
   }
   for_pieces(in.numel(), [&](int64_t begin, int64_t n) {
     Piece piece;
-    const float* values = 
+    const float* values =
         pieces.load(number, in.const_data_ptr(), begin, n, piece);
     if (rest != nullptr || factor != 1.0F) {
       float* const added = rest != nullptr ? rest + begin : nullptr;
@@ -173,7 +173,8 @@ void decode(Codec codec, const Encoded& in, at::Tensor& out) {
   for_pieces(out.numel(), [&](int64_t begin, int64_t n) {
     Piece piece;
     pieces.decode(message, begin, n, piece);
-    pieces.store(*number_of(out.scalar_type()), piece, begin, n, out.data_ptr());
+    pieces.store(
+        *number_of(out.scalar_type()), piece, begin, n, out.data_ptr());
   });
 }
 
@@ -214,7 +215,12 @@ void decode_sum_encode(
       pieces.keep_lost(sum, decoded, n, rest + begin);
     }
     if (!direct) {
-      pieces.store(*number_of(result.scalar_type()), decoded, begin, n, result.data_ptr());
+      pieces.store(
+          *number_of(result.scalar_type()),
+          decoded,
+          begin,
+          n,
+          result.data_ptr());
     }
   });
 }

@@ -95,8 +95,7 @@ struct SmallFloatFours {
     const auto number = [](uint32_t half) {
       return decode_half_number(static_cast<uint16_t>(half));
     };
-    return {
-        {number(low), number(low >> 16), number(high), number(high >> 16)}};
+    return {{number(low), number(low >> 16), number(high), number(high >> 16)}};
   }
 };
 

@@ -62,8 +62,10 @@ HVD_HOST_DEVICE AlignedFour load_unit(const uint8_t* from) {
 }
 
 template <typename Team>
-HVD_HOST_DEVICE void
-copy_tile(Team& team, const DeviceKernels::Copy& copy, int64_t index) {
+HVD_HOST_DEVICE void copy_tile(
+    Team& team,
+    const DeviceKernels::Copy& copy,
+    int64_t index) {
   auto* const to = static_cast<uint8_t*>(copy.to);
   const auto* const from = static_cast<const uint8_t*>(copy.from);
   const int64_t begin = index * kCopyTile - beyond_unit(to);

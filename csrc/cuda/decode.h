@@ -62,9 +62,8 @@ HVD_HOST_DEVICE typename Team::template PerLane<float> factors(
       found[lane] = 1;
     } else {
       const uint32_t scale = codes.scales[lane];
-      found[lane] = scale == 0
-          ? 0
-          : Scale::decode_usual(scale) * Fours<Element>::kLift;
+      found[lane] =
+          scale == 0 ? 0 : Scale::decode_usual(scale) * Fours<Element>::kLift;
     }
   });
   return found;

@@ -35,15 +35,16 @@ void decode_sum_encode(
   with_format(codec, [&](auto element, int shift) {
     using Element = decltype(element);
     const auto no_tiles = [](const auto&) { return 0; };
-    for_lists(sources, size, no_tiles, [&]<typename Sources>(const Sources& list) {
-      if (list.size < size) {
-        throw std::runtime_error(
-            "hvd: a sum of more than " + std::to_string(list.size) +
-            " messages");
-      }
-      launch<&sum_messages<Element, Sources>>(
-          tiles_of(count), stream, list, sum, shift);
-    });
+    for_lists(
+        sources, size, no_tiles, [&]<typename Sources>(const Sources& list) {
+          if (list.size < size) {
+            throw std::runtime_error(
+                "hvd: a sum of more than " + std::to_string(list.size) +
+                " messages");
+          }
+          launch<&sum_messages<Element, Sources>>(
+              tiles_of(count), stream, list, sum, shift);
+        });
   });
 }
 

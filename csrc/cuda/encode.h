@@ -14,8 +14,7 @@ namespace hvd {
 
 /// Code i of four.
 template <typename Element>
-HVD_HOST_DEVICE uint8_t
-code_at(typename Fours<Element>::Codes codes, int i) {
+HVD_HOST_DEVICE uint8_t code_at(typename Fours<Element>::Codes codes, int i) {
   constexpr uint32_t kMask = (1U << Element::kBits) - 1;
   return static_cast<uint8_t>((codes >> (Element::kBits * i)) & kMask);
 }

@@ -109,14 +109,18 @@ HVD_HOST_DEVICE Four as_floats(Number number, const Four& loaded) {
   if (number == Number::Float32) {
     return loaded;
   }
-  const uint64_t codes = uint64_t{bits_of(loaded.values[1])} << 32 |
-      bits_of(loaded.values[0]);
+  const uint64_t codes =
+      uint64_t{bits_of(loaded.values[1])} << 32 | bits_of(loaded.values[0]);
   return number == Number::Float16 ? Fours<HalfCast>::decode(codes)
                                    : Fours<BFloat16Cast>::decode(codes);
 }
 
-HVD_HOST_DEVICE void
-store(Number number, const Four& four, void* numbers, int at, int n) {
+HVD_HOST_DEVICE void store(
+    Number number,
+    const Four& four,
+    void* numbers,
+    int at,
+    int n) {
   if (number == Number::Float32) {
     store_floats(four, static_cast<float*>(numbers) + at, n);
     return;
@@ -134,8 +138,10 @@ HVD_HOST_DEVICE constexpr int bytes_of_values(int n) {
 }
 
 template <typename Element>
-HVD_HOST_DEVICE typename Fours<Element>::Codes
-load_codes(const uint8_t* values, int at, int n) {
+HVD_HOST_DEVICE typename Fours<Element>::Codes load_codes(
+    const uint8_t* values,
+    int at,
+    int n) {
   return load_units<uint8_t, typename Fours<Element>::Codes>(
       values + bytes_of_values<Element>(at), bytes_of_values<Element>(n));
 }

@@ -20,6 +20,7 @@ constexpr hvd::DeviceKernels kKernels{
 } // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.doc() = "The codecs' CUDA kernels; see torch_hvd/_cuda.pyi.";
   const py::capsule kernels(&kKernels, "hvd::DeviceKernels");
   // Through _load, which refuses another torch than both were built for.
   py::module_::import("torch_hvd._load")

@@ -119,10 +119,9 @@ HVD_HOST_DEVICE Scales<Team> find_scales(
     const uint32_t code = Scale::encode(amax, Element::kMax);
     const float reciprocal = over(1.0F, Scale::decode_usual(code));
     scales.codes[lane] = code;
-    scales.reciprocals[lane] =
-        float_of(bits_of(reciprocal) & Scale::any(amax));
-    scales.unusual[lane] = amax >= kInfinityBits ||
-        (amax != 0 && !Scale::is_usual(code));
+    scales.reciprocals[lane] = float_of(bits_of(reciprocal) & Scale::any(amax));
+    scales.unusual[lane] =
+        amax >= kInfinityBits || (amax != 0 && !Scale::is_usual(code));
   });
   return scales;
 }

@@ -19,8 +19,8 @@ tile_in(const DeviceKernels::Source& source, const Tile& tile, int64_t index) {
   // Nothing is written through these.
   found.values =
       const_cast<uint8_t*>(source.values) + begin / 8 * Element::kBits;
-  found.scales = const_cast<uint8_t*>(source.scales) +
-      2 * (begin >> tile.shift);
+  found.scales =
+      const_cast<uint8_t*>(source.scales) + 2 * (begin >> tile.shift);
   return found;
 }
 
@@ -62,8 +62,8 @@ HVD_HOST_DEVICE Four sum_at(
     const Tile& tile,
     int64_t index,
     int place) {
-  Four sum = decode_at<Element>(
-      tile_in<Element>(sources[0], tile, index), place);
+  Four sum =
+      decode_at<Element>(tile_in<Element>(sources[0], tile, index), place);
   HVD_NO_UNROLL
   for (int i = 1; i < size; ++i) {
     sum = plus(
@@ -88,7 +88,8 @@ HVD_HOST_DEVICE void load_aligned_tile(
     Codes<Element, Team>& codes) {
   using Word = typename Fours<Element>::Codes;
   team.each([&](int lane) {
-    const auto* const words = global(reinterpret_cast<const Word*>(tile.values));
+    const auto* const words =
+        global(reinterpret_cast<const Word*>(tile.values));
     HVD_UNROLL
     for (int row = 0; row < kRows; ++row) {
       codes.rows[row][lane] = words[row * kLanes + lane];
@@ -149,8 +150,7 @@ HVD_HOST_DEVICE void sum_tile(
   const auto plus_residual = [&](const Four& sum, int place) {
     return tile.residual == nullptr
         ? sum
-        : plus(
-              sum, load_floats(tile.residual + place, tile.values_at(place)));
+        : plus(sum, load_floats(tile.residual + place, tile.values_at(place)));
   };
   const auto sum_again = [&](int lane, int row) {
     const int place = Tile::place(lane, row);

@@ -2,6 +2,7 @@
 // instruction set that this processor has, against torch's own types.
 
 #include "codec/elements.h"
+#include "codec/fours.h"
 #include "codec/kernels.h"
 
 #include <c10/util/BFloat16.h>
@@ -143,6 +144,55 @@ void compare_blocks(
   }
 }
 
+/// Four at a time, as far as the format reaches.
+template <typename Element>
+void compare_fours(
+    const char* what,
+    const float* row,
+    const Codes<uint8_t>& expected) {
+  for (int64_t i = 0; i < kRow; i += 4) {
+    Four four;
+    std::memcpy(&four, row + i, sizeof(four));
+    if (!(std::abs(row[i]) <= Element::kMax) ||
+        !(std::abs(row[i + 3]) <= Element::kMax)) {
+      continue;
+    }
+    const uint32_t codes = Fours<Element>::encode(four);
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t code =
+          codes >> (Element::kBits * j) & ((1U << Element::kBits) - 1);
+      if (code != expected[i + j]) {
+        fail(what, row[i + j], code, expected[i + j]);
+      }
+    }
+  }
+}
+
+/// All codes beside all others that matter: what they decode to, and whether
+/// one that is not finite is noticed.
+template <typename Element>
+void compare_decoded_fours(const char* what) {
+  for (uint32_t code = 0; code < 1U << Element::kBits; ++code) {
+    for (int place = 0; place < 4; ++place) {
+      const auto codes = static_cast<typename Fours<Element>::Codes>(
+          code << (Element::kBits * place));
+      const bool finite = Element::decodes_finite(static_cast<uint8_t>(code));
+      if (Fours<Element>::all_finite(codes) != finite) {
+        fail(what, 0, finite, !finite);
+      }
+      const Four four = Fours<Element>::decode(codes);
+      for (int i = 0; finite && i < 4; ++i) {
+        const float expected =
+            Element::decode(static_cast<uint8_t>(i == place ? code : 0));
+        const float found = four.values[i] * Fours<Element>::kLift;
+        if (bits_of(found) != bits_of(expected)) {
+          fail(what, expected, bits_of(found), bits_of(expected));
+        }
+      }
+    }
+  }
+}
+
 void compare_all(uint64_t first, const std::vector<const Kernels*>& sets) {
   float row[kRow];
   fill(first, row);
@@ -162,6 +212,10 @@ void compare_all(uint64_t first, const std::vector<const Kernels*>& sets) {
   compare_blocks<E5m2>(sets, Compression::Fp8E5M2, row, e5m2);
   compare_blocks<Int8>(
       sets, Compression::Int8, row, encoded<uint8_t>(row, nearest_int8));
+  compare_fours<E4m3>("four e4m3", row, e4m3);
+  compare_fours<E5m2>("four e5m2", row, e5m2);
+  compare_fours<Int8>("four int8", row, encoded<uint8_t>(row, nearest_int8));
+  compare_fours<Int4>("four int4", row, encoded<uint8_t>(row, Int4::encode));
 }
 
 /// All 256 codes, and all 65536 of fp16.
@@ -203,6 +257,10 @@ int main() {
     }
   }
   compare_decoding();
+  compare_decoded_fours<E4m3>("four e4m3");
+  compare_decoded_fours<E5m2>("four e5m2");
+  compare_decoded_fours<Int8>("four int8");
+  compare_decoded_fours<Int4>("four int4");
   std::atomic<uint64_t> next{0};
   constexpr uint64_t kShare = uint64_t{1} << 22;
   const auto work = [&] {

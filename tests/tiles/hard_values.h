@@ -28,8 +28,9 @@ inline std::vector<float> hard_values(int64_t count, std::mt19937& random) {
   for (int64_t i = 0; i < count; ++i) {
     if (i % 64 == 0) {
       kind = random() % 8;
-      const uint32_t exponent =
-          kind == 2 ? random() % 8 : kind == 3 ? 240 : 64 + random() % 128;
+      const uint32_t exponent = kind == 2 ? random() % 8
+          : kind == 3                     ? 240
+                                          : 64 + random() % 128;
       unit = float_of(exponent << 23);
     }
     values[i] = kind == 0 ? float_of(static_cast<uint32_t>(random()))

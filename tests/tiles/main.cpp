@@ -26,10 +26,10 @@ constexpr Number kNumbers[] = {
     Number::Float32,
     Number::Float16,
     Number::BFloat16};
-const std::vector<int64_t> kCounts = {
-    0, 1, 2, 3, 31, 33, 127, 128, 129, 1000, 1023, 1024, 1025, 2049, 5003};
+const std::vector<int64_t> kCounts =
+    {0, 1, 2, 3, 31, 33, 127, 128, 129, 1000, 1023, 1024, 1025, 2049, 5003};
 
-std::mt19937 random_bits(2026);
+std::mt19937 random_bits;
 
 [[noreturn]] void fail(const char* what, Codec codec, Number number) {
   std::printf(
@@ -139,8 +139,8 @@ void for_tiles(const std::vector<Entry>& entries, OnTile on_tile) {
   const auto size = static_cast<int64_t>(entries.size());
   for (int64_t begin = 0; begin < size;) {
     List<Entry, kParameterBytes> list;
-    begin += list.fill(
-        entries.data() + begin, size - begin, [](const Entry& entry) {
+    begin +=
+        list.fill(entries.data() + begin, size - begin, [](const Entry& entry) {
           if constexpr (std::is_same_v<Entry, DeviceKernels::Copy>) {
             return tiles_of(entry);
           } else {
@@ -191,8 +191,8 @@ void test_encode(Codec codec, int shift, Number number, bool residuals) {
   for_tiles<kFewParameterBytes>(
       pieces_of(cases), [&](const auto& piece, int64_t index) {
         Lockstep team;
-        const Tile tile = tile_of<Element::kBits>(
-            piece, index, bytes_of(number), shift);
+        const Tile tile =
+            tile_of<Element::kBits>(piece, index, bytes_of(number), shift);
         encode_tile<Element>(team, tile, number, factor);
       });
   for (auto& one : cases) {
@@ -236,8 +236,8 @@ void test_decode(Codec codec, int shift, Number number, bool garbage) {
   for_tiles<kMostParameterBytes>(
       pieces_of(cases), [&](const auto& piece, int64_t index) {
         Lockstep team;
-        const Tile tile = tile_of<Element::kBits>(
-            piece, index, bytes_of(number), shift);
+        const Tile tile =
+            tile_of<Element::kBits>(piece, index, bytes_of(number), shift);
         decode_tile<Element>(team, tile, number);
       });
   for (auto& one : cases) {
@@ -349,14 +349,20 @@ void test_copy() {
 
 } // namespace
 
-int main() {
-  test_codec<HalfCast>(Compression::Fp16, 1, 0);
-  test_codec<BFloat16Cast>(Compression::Bf16, 1, 0);
-  test_blocks<E4m3>(Compression::Fp8);
-  test_blocks<E5m2>(Compression::Fp8E5M2);
-  test_blocks<Int8>(Compression::Int8);
-  test_blocks<Int4>(Compression::Int4);
-  test_copy();
+/// tiles [ROUNDS]
+int main(int size, char** arguments) {
+  const int rounds = size > 1 ? std::atoi(arguments[1]) : 1;
+  for (int round = 0; round < rounds; ++round) {
+    random_bits.seed(round);
+    std::printf("seed %d\n", round);
+    test_codec<HalfCast>(Compression::Fp16, 1, 0);
+    test_codec<BFloat16Cast>(Compression::Bf16, 1, 0);
+    test_blocks<E4m3>(Compression::Fp8);
+    test_blocks<E5m2>(Compression::Fp8E5M2);
+    test_blocks<Int8>(Compression::Int8);
+    test_blocks<Int4>(Compression::Int4);
+    test_copy();
+  }
   std::printf("the same bits\n");
   return 0;
 }

@@ -25,8 +25,8 @@ void put(Number number, float value, uint8_t* bytes) {
     std::memcpy(bytes, &value, sizeof(value));
     return;
   }
-  const uint16_t code = number == Number::Float16 ? encode_half(value)
-                                                  : encode_bfloat16(value);
+  const uint16_t code =
+      number == Number::Float16 ? encode_half(value) : encode_bfloat16(value);
   std::memcpy(bytes, &code, sizeof(code));
 }
 

@@ -36,8 +36,10 @@ class Reference {
       std::vector<float>& residual) const;
 
   /// As DeviceKernels::decode with one piece: bytes of `count` numbers.
-  std::vector<uint8_t> decode(Number number, const Parts& message, int64_t count)
-      const;
+  std::vector<uint8_t> decode(
+      Number number,
+      const Parts& message,
+      int64_t count) const;
 
   /// As DeviceKernels::decode_sum_encode.
   Parts decode_sum_encode(
