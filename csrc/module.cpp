@@ -11,17 +11,11 @@
 #include "process_group.h"
 #include "registry.h"
 #include "shm_bindings.h"
-#include "transport/device.h"
-#include "transport/gloo.h"
-#include "transport/mpi/mpi.h"
-#include "transport/routed.h"
-#include "transport/shm/shm.h"
-#include "transport/solo.h"
+#include "transport_bindings.h"
 
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
 #include <cmath>
 
 namespace py = pybind11;
@@ -32,61 +26,18 @@ namespace {
 using Milliseconds = std::chrono::milliseconds;
 using OptionsPtr = c10::intrusive_ptr<hvd::Options>;
 
-std::unique_ptr<hvd::Transport> make_transport(
-    int rank,
-    const c10::intrusive_ptr<c10d::Backend>& gloo,
-    const std::vector<hvd::ShmTransport::Rank>& shm,
-    const std::vector<hvd::MpiTransport::Rank>& mpi,
-    int mpi_tag,
-    const std::vector<int>& hosts) {
-  if (!mpi.empty()) {
-    const bool one_host = hvd::Hosts(hosts).count() == 1;
-    return std::make_unique<hvd::MpiTransport>(rank, mpi, mpi_tag, one_host);
-  }
-  std::unique_ptr<hvd::ShmTransport> near;
-  if (!shm.empty()) {
-    const auto here =
-        std::find_if(shm.begin(), shm.end(), [&](const auto& one) {
-          return one.number == rank;
-        });
-    near = std::make_unique<hvd::ShmTransport>(
-        static_cast<int>(here - shm.begin()), shm);
-  }
-  if (!hosts.empty()) {
-    return std::make_unique<hvd::RoutedTransport>(
-        std::move(near),
-        std::make_unique<hvd::GlooTransport>(gloo),
-        hvd::Hosts(hosts));
-  }
-  if (near) {
-    return near;
-  }
-  if (gloo) {
-    return std::make_unique<hvd::GlooTransport>(gloo);
-  }
-  return std::make_unique<hvd::SoloTransport>();
-}
-
 c10::intrusive_ptr<hvd::ProcessGroupHVD> make_process_group(
     const c10::intrusive_ptr<c10d::Store>& store,
-    int rank,
-    const c10::intrusive_ptr<c10d::Backend>& gloo,
-    const std::vector<hvd::ShmTransport::Rank>& shm,
-    const std::vector<hvd::MpiTransport::Rank>& mpi,
-    int mpi_tag,
-    const std::vector<int>& hosts,
-    const c10::intrusive_ptr<c10d::Backend>& device,
-    const std::string& device_type,
+    std::unique_ptr<hvd::Transport> transport,
+    std::unique_ptr<hvd::DeviceTransport> device,
     const OptionsPtr& options,
     const std::string& group,
     const std::vector<double>& stats_edges) {
   py::gil_scoped_release no_gil;
   return c10::make_intrusive<hvd::ProcessGroupHVD>(
       store,
-      make_transport(rank, gloo, shm, mpi, mpi_tag, hosts),
-      device ? std::make_unique<hvd::DeviceTransport>(
-                   device, c10::Device(device_type).type())
-             : nullptr,
+      std::move(transport),
+      std::move(device),
       options,
       group,
       stats_edges);
@@ -185,6 +136,10 @@ PYBIND11_MODULE(_C, m) {
         return c10::make_intrusive<hvd::Options>(self);
       });
 
+  hvd::bind_transports(m);
+  hvd::bind_shm(m);
+  hvd::bind_mpi(m);
+
   py::class_<
       hvd::ProcessGroupHVD,
       c10d::Backend,
@@ -192,14 +147,8 @@ PYBIND11_MODULE(_C, m) {
       .def(
           py::init(&make_process_group),
           py::arg("store"),
-          py::arg("rank"),
-          py::arg("gloo").none(true),
-          py::arg("shm"),
-          py::arg("mpi"),
-          py::arg("mpi_tag"),
-          py::arg("hosts"),
+          py::arg("transport"),
           py::arg("device").none(true),
-          py::arg("device_type"),
           py::arg("options"),
           py::arg("group"),
           py::arg("stats_edges"))
@@ -262,6 +211,4 @@ PYBIND11_MODULE(_C, m) {
 
   hvd::bind_codecs(m);
   hvd::bind_device_kernels(m);
-  hvd::bind_shm(m);
-  hvd::bind_mpi(m);
 }

@@ -43,6 +43,14 @@ void bind_shm(py::module_& module) {
           py::arg("reads_memory"))
       .def_readonly("segment", &Rank::segment)
       .def_readonly("reads_memory", &Rank::reads_memory);
+  module.def(
+      "shm_transport",
+      [](int place,
+         const std::vector<Rank>& ranks) -> std::unique_ptr<Transport> {
+        return std::make_unique<ShmTransport>(place, ranks);
+      },
+      py::arg("place"),
+      py::arg("ranks"));
   module.def("shm_segment_bytes", &shm::Segment::length, py::arg("size"));
   module.def(
       "initialise_shm_segment",

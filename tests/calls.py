@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from rows import filled
+from torch_hvd import _shm
 
 SMALL, LARGE = 4, 300_000  # float32 elements, before and past every cut-off for small tensors
 
@@ -77,10 +78,10 @@ def cpu_backend(group: dist.ProcessGroup | None = None) -> Any:
 def ranks_of_hosts() -> list[list[int]]:
     """The ranks of each host; all as on one where the transport makes no difference."""
     size = dist.get_world_size()
-    if cpu_backend().options.transport != "shm+gloo":
+    if "+" not in cpu_backend().options.transport:
         return [list(range(size))]
     names = [""] * size
-    dist.all_gather_object(names, os.environ["HVD_HOST_ID"])
+    dist.all_gather_object(names, _shm.host_id(os.environ))
     return [[r for r in range(size) if names[r] == name] for name in dict.fromkeys(names)]
 
 

@@ -33,11 +33,11 @@ def launch(
 ) -> subprocess.CompletedProcess[str]:
     """Run a script over MPI under the mpirun of one of `mpiruns.KINDS`.
 
-    It gets the port of a store, then `args`. Returns all ranks' output in one.
+    It gets `args`, then the address and the port of a store. Returns all ranks' output in one.
     Raises subprocess.TimeoutExpired; nothing is left running.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    program = (sys.executable, str(script), str(store.port), *args)
+    program = (sys.executable, str(script), *args, "127.0.0.1", str(store.port))
     with tempfile.TemporaryDirectory() as folder:
         return subprocess.run(
             plain(kind, mpirun(kind, Path(folder)), size, *program),

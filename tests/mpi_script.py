@@ -1,12 +1,12 @@
 """A part of the contract as a program that a launcher of MPI starts: `mpirun -np 3 mpi_script.py`.
 
-Takes the address of the store. Prints "all well" on every rank.
+Prints "all well" on every rank.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 from datetime import timedelta
 
 import torch
@@ -46,18 +46,31 @@ def check_messages(rank: int, size: int) -> None:
     assert torch.all(got == (rank - 1) % size)
 
 
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--transport", default="mpi", help="what is to be had")
+    parser.add_argument("--size", type=int, help="that many of the processes, and no others")
+    parser.add_argument("--hosts", help="by rank, a letter for its host")
+    parser.add_argument("address", help="of the store")
+    parser.add_argument("port", type=int)
+    return parser.parse_args()
+
+
 def main() -> None:
     torch.set_num_threads(1)
+    options = parsed()
     rank, size = rank_and_size()
-    if len(sys.argv) > 2:  # that many of the processes, and no others
-        size = int(sys.argv[2])
+    size = options.size or size
     if rank >= size:
         return
-    store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False)
+    if options.hosts:
+        os.environ["HVD_HOST_ID"] = options.hosts[rank]
+    store = dist.TCPStore(options.address, options.port, is_master=False)
     dist.init_process_group(
         "hvd", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30)
     )
-    assert cpu_backend().options.transport == "mpi"
+    transport = cpu_backend().options.transport
+    assert transport == options.transport, transport
     check_verbs()
     check_messages(rank, size)
     for _ in range(2):  # MPI starts once, groups come and go

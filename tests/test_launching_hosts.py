@@ -1,4 +1,4 @@
-"""mpirun over two hosts, network namespaces that an agent in place of ssh enters."""
+"""mpirun over two hosts, which are network namespaces."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from mpiruns import KINDS, environment, left_of, mpirun
+from rig.agent import agent
 from rig.hosts import Hosts, complaint
 from torch_hvd.hvdrun import version_of
 
@@ -17,15 +19,7 @@ pytestmark = [pytest.mark.timeout(180)]
 if REASON := complaint():
     pytestmark.append(pytest.mark.skip(reason=f"no hosts here: {REASON}"))
 
-AGENT = """#!{python}
-import os, sys
-hosts = {hosts!r}
-words = sys.argv[1:]
-while words[0] not in hosts:  # options of ssh
-    del words[0]
-enter = ["nsenter", "--net=" + hosts[words[0]], "sh", "-c", " ".join(words[1:])]
-os.execvp("nsenter", enter)
-"""
+SCRIPT = Path(__file__).with_name("mpi_script.py")
 SUM = """
 import os, sys, torch, torch.distributed as dist
 dist.init_process_group("hvd")
@@ -44,23 +38,18 @@ def hosts() -> Iterator[Hosts]:
 
 
 @pytest.fixture
-def agent(hosts: Hosts, tmp_path: Path) -> dict[str, str]:
-    """The variables that have each mpirun start its daemons by the agent."""
-    path = tmp_path / "agent"
-    spaces = {hosts.address(host): hosts.namespace(host) for host in range(2)}
-    path.write_text(AGENT.format(python=sys.executable, hosts=spaces))
-    path.chmod(0o755)
-    return {
-        "PRTE_MCA_plm_ssh_agent": str(path),
-        "OMPI_MCA_plm_rsh_agent": str(path),
-        "HYDRA_LAUNCHER": "ssh",
-        "HYDRA_LAUNCHER_EXEC": str(path),
-    }
+def variables(hosts: Hosts, tmp_path: Path) -> dict[str, str]:
+    """Those that have each mpirun start its daemons on both."""
+    return agent(hosts, 2, tmp_path)
 
 
-def run(hosts: Hosts, agent: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
+def new_store() -> dist.TCPStore:
+    return dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
+
+
+def run(hosts: Hosts, variables: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
     """Run a command on host 0."""
-    env, token = environment(agent)
+    env, token = environment(variables)
     ran = subprocess.run(
         [*hosts.command(0), *command], env=env, capture_output=True, text=True, timeout=150
     )
@@ -68,14 +57,15 @@ def run(hosts: Hosts, agent: dict[str, str], *command: str) -> subprocess.Comple
     return ran
 
 
-def places(hosts: Hosts, order: tuple[int, int]) -> str:
-    return ",".join(f"{hosts.address(host)}:2" for host in order)
+def places(hosts: Hosts, order: tuple[int, int], each: int = 2) -> str:
+    return ",".join(f"{hosts.address(host)}:{each}" for host in order)
 
 
-def plain(kind: str, mpirun: str, hosts: str) -> list[str]:
+def plain(kind: str, mpirun: str, hosts: str, size: int = 4) -> list[str]:
+    ranks = ["-np", str(size)]
     if kind == "mpich":
-        return [mpirun, "-np", "4", "-hosts", hosts]
-    return [mpirun, "-np", "4", "--allow-run-as-root", "--bind-to", "none", "-H", hosts]
+        return [mpirun, *ranks, "-hosts", hosts]
+    return [mpirun, *ranks, "--allow-run-as-root", "--bind-to", "none", "-H", hosts]
 
 
 def fills_its_own_host_first(mpirun: str) -> bool:
@@ -84,10 +74,10 @@ def fills_its_own_host_first(mpirun: str) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_mpirun_over_two_hosts(
-    hosts: Hosts, agent: dict[str, str], tmp_path: Path, kind: str
+    hosts: Hosts, variables: dict[str, str], tmp_path: Path, kind: str
 ) -> None:
     command = plain(kind, mpirun(kind, tmp_path), places(hosts, (0, 1)))
-    ran = run(hosts, agent, *command, sys.executable, "-c", SUM)
+    ran = run(hosts, variables, *command, sys.executable, "-c", SUM)
     assert ran.returncode == 0, ran.stderr
     assert sorted(ran.stdout.splitlines()) == [
         f"15 {rank} {rank % 2} 2 {hosts.address(0)} None" for rank in range(4)
@@ -95,13 +85,34 @@ def test_mpirun_over_two_hosts(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("each", "transport"), [(1, "mpi"), (2, "shm+mpi")])
+def test_contract_over_two_hosts(
+    hosts: Hosts,
+    variables: dict[str, str],
+    tmp_path: Path,
+    kind: str,
+    each: int,
+    transport: str,
+) -> None:
+    """What auto takes is MPI between hosts, and keeps the contract."""
+    variables |= {"HVD_LOG": "info"}
+    store = hosts.at_the_switch(new_store)
+    command = plain(kind, mpirun(kind, tmp_path), places(hosts, (0, 1), each), 2 * each)
+    script = [sys.executable, str(SCRIPT), "--transport", transport]
+    ran = run(hosts, variables, *command, *script, hosts.switch_address, str(store.port))
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == ["all well"] * 2 * each
+    assert f"{2 * each} ranks on 2 hosts: {transport} (" in ran.stderr
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_hvdrun_over_two_hosts_with_rank_0_on_the_other(
-    hosts: Hosts, agent: dict[str, str], tmp_path: Path, kind: str
+    hosts: Hosts, variables: dict[str, str], tmp_path: Path, kind: str
 ) -> None:
     launch = [sys.executable, "-m", "torch_hvd.hvdrun", "--mpirun", mpirun(kind, tmp_path)]
     options = ["-np", "4", "-H", places(hosts, (1, 0)), "--stall-check-time", "77"]
     logs = ["--output-filename", str(tmp_path / "logs")]
-    ran = run(hosts, agent, *launch, *options, *logs, sys.executable, "-c", SUM)
+    ran = run(hosts, variables, *launch, *options, *logs, sys.executable, "-c", SUM)
     assert ran.returncode == 0, ran.stderr
     printed = [(tmp_path / "logs" / f"rank.{rank}" / "stdout").read_text() for rank in range(4)]
     first = 0 if fills_its_own_host_first(launch[-1]) else 1
@@ -109,14 +120,14 @@ def test_hvdrun_over_two_hosts_with_rank_0_on_the_other(
 
 
 def test_rank_0_says_that_it_is_not_where_mpirun_is(
-    hosts: Hosts, agent: dict[str, str], tmp_path: Path
+    hosts: Hosts, variables: dict[str, str], tmp_path: Path
 ) -> None:
     found = mpirun("openmpi", tmp_path)
     if fills_its_own_host_first(found):
         pytest.skip("Open MPI 4 has rank 0 where mpirun is")
     command = plain("openmpi", found, places(hosts, (1, 0)))
     script = SUM.replace('("hvd")', '("hvd", init_method="mpi://")')
-    ran = run(hosts, agent, *command, sys.executable, "-c", script)
+    ran = run(hosts, variables, *command, sys.executable, "-c", script)
     assert ran.returncode == 1
     assert (
         "Open MPI does not tell where rank 0 is; say it: mpirun -x MASTER_ADDR=HOST "

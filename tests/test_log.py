@@ -17,46 +17,44 @@ from torch_hvd import _log, _settings, _shm, _transport
 from torch_hvd._load import _C
 
 AUTO = _settings.Origin("default", "auto")
-
-
-def peer(reads_memory: bool) -> _C.ShmRank:
-    return _C.ShmRank(0, -1, -1, -1, reads_memory)
+ATTACH = "cross-memory attach"
 
 
 @pytest.mark.parametrize(
-    ("wanted", "chosen", "shm", "hosts", "expected"),
+    ("wanted", "near", "far", "hosts", "details", "regret", "expected"),
     [
-        (AUTO, "none", [], [0], "1 rank: needs no transport"),
-        (AUTO, "shm", [True] * 2, [0] * 2, "2 ranks on 1 host: shm (cross-memory attach)"),
+        (AUTO, "", "", [0], (), "", "1 rank: needs no transport"),
+        (AUTO, "shm", "", [0, 0], (ATTACH,), "", f"2 ranks on 1 host: shm ({ATTACH})"),
+        (AUTO, "", "gloo", [0, 1, 0], (), "", "3 ranks on 2 hosts: gloo"),
         (
             AUTO,
-            "shm",
-            [True, False, True],
-            [0] * 3,
-            "3 ranks on 1 host: shm (no cross-memory attach)",
+            *("shm", "mpi", [0, 1, 0], (ATTACH, "MPICH 5.0.2"), ""),
+            f"3 ranks on 2 hosts: shm+mpi ({ATTACH}, MPICH 5.0.2)",
         ),
-        (AUTO, "gloo", [], [0, 1, 0], "3 ranks on 2 hosts: gloo"),
         (
-            _settings.Origin("HVD_TRANSPORT", "gloo"),
-            "gloo",
-            [],
-            [0, 0],
-            "2 ranks on 1 host: gloo, by HVD_TRANSPORT=gloo",
+            AUTO,
+            *("shm", "gloo", [0, 1, 0], (ATTACH,), "no MPI: rank 1: no libmpi"),
+            f"3 ranks on 2 hosts: shm+gloo ({ATTACH}); no MPI: rank 1: no libmpi",
+        ),
+        (
+            _settings.Origin("HVD_TRANSPORT", "mpi"),
+            *("", "mpi", [0, 1], ("MPICH 5.0.2",), ""),
+            "2 ranks on 2 hosts: mpi (MPICH 5.0.2), by HVD_TRANSPORT=mpi",
         ),
     ],
 )
 def test_description(
-    wanted: _settings.Origin, chosen: str, shm: list[bool], hosts: list[int], expected: str
+    wanted: _settings.Origin,
+    near: str,
+    far: str,
+    hosts: list[int],
+    details: tuple[str, ...],
+    regret: str,
+    expected: str,
 ) -> None:
-    peers = [peer(reads) for reads in shm]
-    choice = _transport.Choice(chosen, hosts)
-    assert _transport.describe(wanted, choice, peers) == expected
-
-
-def test_description_of_mpi() -> None:
-    wanted = _settings.Origin("HVD_TRANSPORT", "mpi")
-    text = _transport.describe(wanted, _transport.Choice("mpi", [0, 1]), [], "MPICH 5.0.2")
-    assert text == "2 ranks on 2 hosts: mpi (MPICH 5.0.2), by HVD_TRANSPORT=mpi"
+    choice = _transport.Choice(near, far, hosts)
+    connection = _transport.Connection(choice, _C.solo_transport(), details, regret)
+    assert _transport.describe(wanted, connection) == expected
 
 
 def said(**env: str) -> list[list[str]]:

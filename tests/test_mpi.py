@@ -224,9 +224,46 @@ def test_launched(launcher: str, size: int) -> None:
     assert ended.stdout.count("all well") == size, ended.stdout
 
 
+@pytest.mark.parametrize(
+    ("launcher", "hosts"),
+    [
+        pytest.param("openmpi", "aab", marks=needs_open_mpi),
+        pytest.param("mpich", "abab", marks=needs_mpich),
+    ],
+)
+def test_auto_between_hosts(launcher: str, hosts: str) -> None:
+    """Ranks that say that they are on several."""
+    args = ("--hosts", hosts, "--transport", "shm+mpi")
+    ended = launch_by_mpi(launcher, len(hosts), SCRIPT, *args, env={"HVD_TRANSPORT": "auto"})
+    assert ended.returncode == 0, ended.stdout
+    assert ended.stdout.count("all well") == len(hosts), ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("library", "reason"),
+    [
+        ("/nowhere/libmpi.so", "rank 0: no libmpi can be opened: /nowhere/libmpi.so"),
+        pytest.param(
+            str(OPEN_MPI),
+            "is not the MPI whose launcher, of PMI, has started it",
+            marks=needs_open_mpi,
+        ),
+    ],
+    ids=["no library", "another MPI"],
+)
+@needs_mpich
+def test_auto_does_without_mpi(library: str, reason: str) -> None:
+    env = {"HVD_TRANSPORT": "auto", "HVD_LIBMPI": library, "HVD_LOG": "info"}
+    args = ("--hosts", "aab", "--transport", "shm+gloo")
+    ended = launch_by_mpi("mpich", 3, SCRIPT, *args, env=env)
+    assert ended.returncode == 0, ended.stdout
+    assert "3 ranks on 2 hosts: shm+gloo" in ended.stdout
+    assert "; no MPI: rank 0: " in ended.stdout and reason in ended.stdout, ended.stdout
+
+
 @needs_open_mpi
 def test_fewer_ranks_than_were_launched() -> None:
-    ended = launch_by_mpi("openmpi", 3, SCRIPT, "2")
+    ended = launch_by_mpi("openmpi", 3, SCRIPT, "--size", "2")
     assert ended.returncode != 0
     assert "3 processes were launched, but the first group over MPI is of 2" in ended.stdout
 

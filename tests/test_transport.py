@@ -16,19 +16,25 @@ from calls import check_group, cpu_backend
 from footprint import held, settled
 from libmpi import needs_mpich
 from ranks import RankPool, bare_store
-from torch_hvd import _shm, _transport
+from torch_hvd import _mpi, _shm, _transport
 
 MB = 1 << 18  # float32 elements
 
 
-def chosen(monkeypatch: pytest.MonkeyPatch, wanted: str, hosts: list[str]) -> list[str]:
-    """What each rank chooses, or the error it gets; ranks are threads."""
+def chosen(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, hosts: list[str], launched: int = 0
+) -> list[str]:
+    """What each rank chooses, or the error it gets; ranks are threads, and mpirun has started the
+    first of them, as many as said.
+    """
     here = threading.local()
     monkeypatch.setattr(_shm, "host_id", lambda environ: here.host)
+    monkeypatch.setattr(_mpi, "launcher", lambda environ: here.launcher)
     store = dist.HashStore()
 
     def choose(rank: int) -> str:
         here.host = hosts[rank]
+        here.launcher = "Open MPI" if rank < launched else None
         try:
             return _transport.choose(wanted, store, rank, len(hosts)).transport
         except ValueError as error:
@@ -63,11 +69,29 @@ def test_choice(
     assert chosen(monkeypatch, wanted, hosts) == [expected] * len(hosts)
 
 
+@pytest.mark.parametrize("launched", [1, 3])
+@pytest.mark.parametrize(
+    ("wanted", "hosts", "expected"),
+    [
+        ("auto", ["a", "a", "a"], "shm"),
+        ("auto", ["a", "b", "c"], "mpi"),
+        ("auto", ["a", "b", "a"], "shm+mpi"),
+        ("gloo", ["a", "b", "a"], "gloo"),
+        ("mpi", ["a", "b", "a"], "mpi"),
+    ],
+)
+def test_choice_under_mpirun(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, hosts: list[str], expected: str, launched: int
+) -> None:
+    """Alike on all ranks, though mpirun should have started only some."""
+    assert chosen(monkeypatch, wanted, hosts, launched) == [expected] * len(hosts)
+
+
 def test_memory_that_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = chosen(monkeypatch, "shm", ["a", "a", "b"])
     assert len(set(errors)) == 1
     assert "transport is 'shm', but ranks 0 and 2" in errors[0]
-    assert "allowed there is auto or gloo" in errors[0]
+    assert "allowed there is auto, gloo or mpi" in errors[0]
 
 
 def test_host() -> None:

@@ -66,13 +66,7 @@ class ProcessGroupHVD(Backend):
 
     Args:
         store: keys are this group's own.
-        rank: of this process in the group.
-        gloo: a connected ProcessGroupGloo used by nobody else, or None.
-        shm: the ranks that share memory with this one, itself included, if there are others.
-            Neither in a group of one.
-        mpi: by rank, to use MPI instead; else empty.
-        mpi_tag: an even one, the same on every rank, of no other group that is being made.
-        hosts: by rank, the number of its host, to use both, or MPI; else empty.
+        transport: of all its ranks; taken over.
         group: name of the group, for messages.
         stats_edges: upper ends, in bytes, of the rows of its statistics, rising.
     """
@@ -80,14 +74,8 @@ class ProcessGroupHVD(Backend):
     def __init__(
         self,
         store: Store,
-        rank: int,
-        gloo: Backend | None,
-        shm: Sequence[ShmRank],
-        mpi: Sequence[MpiRank],
-        mpi_tag: int,
-        hosts: Sequence[int],
-        device: Backend | None,
-        device_type: str,
+        transport: Transport,
+        device: DeviceTransport | None,
         options: Options,
         group: str,
         stats_edges: Sequence[float],
@@ -100,8 +88,36 @@ class ProcessGroupHVD(Backend):
 def set_splitter(splitter: Callable[[Store, list[int], int, Options], Backend]) -> None:
     """Have `ProcessGroupHVD.split` call `splitter(store, ranks, rank, options)`."""
 
+class Transport:
+    """Ranks that are connected. What takes one over leaves nothing of it here."""
+
+    @property
+    def name(self) -> str: ...
+
+def solo_transport() -> Transport:
+    """Of a group of one."""
+
+def gloo_transport(gloo: Backend) -> Transport:
+    """Over a connected ProcessGroupGloo that nobody else uses."""
+
+def routed_transport(near: Transport | None, far: Transport, hosts: Sequence[int]) -> Transport:
+    """Several hosts with several ranks.
+
+    Args:
+        near: of the ranks of this host; taken over. None if there is one.
+        far: of all ranks; taken over.
+        hosts: by rank, the number of its host.
+    """
+
+class DeviceTransport:
+    """A backend of c10d, that nobody else uses, for tensors on one kind of device, as "cuda"."""
+
+    def __init__(self, backend: Backend, device: str) -> None: ...
+    @property
+    def name(self) -> str: ...
+
 class ShmRank:
-    """What `ProcessGroupHVD` needs to know of a rank to share memory with it.
+    """What `shm_transport` needs to know of a rank.
 
     Args:
         number: of the rank in its group.
@@ -118,6 +134,9 @@ class ShmRank:
     def segment(self) -> int: ...
     @property
     def reads_memory(self) -> bool: ...
+
+def shm_transport(place: int, ranks: Sequence[ShmRank]) -> Transport:
+    """Of ranks that share memory; this one is at `place` among them."""
 
 def shm_segment_bytes(size: int) -> int:
     """The length of a segment in a group of `size` ranks."""
@@ -160,7 +179,7 @@ class MpiPlace:
         """Whether threads may call at once; else they take turns."""
 
 class MpiRank:
-    """What `ProcessGroupHVD` needs to know of a rank to reach it by MPI.
+    """What `mpi_transport` needs to know of a rank.
 
     Args:
         number: of the rank in the MPI world.
@@ -169,6 +188,15 @@ class MpiRank:
     """
 
     def __init__(self, number: int, life: int) -> None: ...
+
+def mpi_transport(rank: int, ranks: Sequence[MpiRank], tag: int, one_host: bool) -> Transport:
+    """Of a part of the MPI world, whose processes all make it now.
+
+    Args:
+        rank: of this process among `ranks`.
+        tag: an even one, the same on every rank, of no other group that is being made.
+        one_host: whether all ranks are on one.
+    """
 
 def mpi_is_loaded(name: str) -> bool:
     """Whether a library of that file name is open in this process."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from torch_hvd import _gloo, _log, _mpi, _nccl, _settings, _shm, _trace, _transport
+from torch_hvd import _log, _mpi, _nccl, _settings, _shm, _trace, _transport
 from torch_hvd._load import _C
 
 
@@ -67,44 +67,24 @@ def create(opts: Any, pg_options: Any) -> Any:
     _settings.agree(settings, store, rank, size)
     wanted = _settings.origin("transport", options, os.environ)
     transport = str(settings["transport"])
+    on_host = "auto" if transport == "nccl" else transport
+    connection = _transport.connect(on_host, store, rank, size, opts.timeout)
     device = _nccl.connect(transport, opts, store)
-    choice = _transport.choose("auto" if transport == "nccl" else transport, store, rank, size)
-    settings["transport"] = choice.transport + ("+nccl" if device else "")
+    settings["transport"] = connection.choice.transport + ("+nccl" if device else "")
     for name, value in settings.items():
         setattr(options, name, value)
     options._timeout = opts.timeout
     options.global_ranks_in_group = opts.global_ranks_in_group
-    gloo, shm, mpi = None, [], _mpi.NOBODY
-    if choice.transport in ("gloo", "shm+gloo"):
-        gloo = _gloo.connect(PrefixStore("gloo", store), rank, size, opts.timeout)
-    if choice.transport in ("shm", "shm+gloo") and len(here := choice.ranks_beside(rank)) > 1:
-        shm = _shm.connect(PrefixStore("shm", store), rank, here, opts.timeout)
-    if choice.transport == "mpi":
-        mpi = _mpi.connect(PrefixStore("mpi", store), rank, choice.hosts, opts.timeout)
-    hosts = choice.hosts if choice.transport in ("shm+gloo", "mpi") else []
     if rank == 0 and _log.logger.isEnabledFor(logging.INFO):
-        chosen = _transport.describe(wanted, choice, shm, mpi.library)
+        chosen = _transport.describe(wanted, connection)
+        if device:
+            chosen += f"; {_nccl.DEVICE} tensors by {device.name}"
         _log.logger.info("hvd: group %s, %s", opts.group_id, chosen)
     ranks = opts.global_ranks_in_group
     _trace.begin(os.environ, ranks[rank] if ranks else rank)
-    try:
-        group = _C.ProcessGroupHVD(
-            store,
-            rank,
-            gloo,
-            shm,
-            mpi.ranks,
-            mpi.tag,
-            hosts,
-            device,
-            _nccl.DEVICE,
-            options,
-            str(opts.group_id),
-            stats_edges,
-        )
-    finally:
-        for peer in shm:
-            os.close(peer.segment)
+    group = _C.ProcessGroupHVD(
+        store, connection.transport, device, options, str(opts.group_id), stats_edges
+    )
     _join_last(store, rank, size, opts.timeout)
     return group
 

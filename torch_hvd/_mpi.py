@@ -13,31 +13,21 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from torch_hvd import _log, _shm
+from torch_hvd import _log, _shm, launchers
 from torch_hvd._load import _C
 
 _STANDARD, _MPICH, _OPEN_MPI = "libmpi_abi.so.1", "libmpi.so.12", "libmpi.so.40"
 
 
-@dataclass(frozen=True)
-class Ranks:
-    """The ranks of a group in MPI's world, a tag that no other group has while it is made, and the
-    name of the library.
-    """
+class Unavailable(Exception):
+    """MPI cannot be had, on every rank alike; the text names a rank and the reason."""
 
-    ranks: list[_C.MpiRank]
-    tag: int
-    library: str
-
-
-NOBODY = Ranks([], 0, "")
 
 # MPI promises tags up to 32767; each group takes two.
 _tags = itertools.cycle(range(0, 32768, 2))
@@ -59,10 +49,18 @@ def launcher(environ: Mapping[str, str]) -> str | None:
 
 
 def _launched_size(environ: Mapping[str, str]) -> int | None:
-    for variable in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"):
-        if variable in environ:
-            return int(environ[variable])
-    return None
+    """How many processes that launcher has started, where it says so."""
+    launch = launchers.find(environ, tuple)
+    return launch.size if launch and launcher(environ) else None
+
+
+def _fits(library: _C.MpiLibrary, launcher: str | None) -> bool:
+    """Whether a launcher's processes are one world to the library, as far as one can tell before
+    it starts.
+    """
+    if launcher is None:
+        return library.speaks_pmi
+    return launcher == "PMIx" or library.speaks_pmi == (launcher == "PMI")
 
 
 def candidates(environ: Mapping[str, str]) -> list[str]:
@@ -89,23 +87,24 @@ def candidates(environ: Mapping[str, str]) -> list[str]:
 
 
 def _exchange(store: Store, topic: str, rank: int, size: int, mine: Any) -> list[Any]:
-    """What each rank says. Raises ValueError on all of them if one says an error, a string."""
+    """What each rank says. Raises Unavailable on all of them if one says an error, a string."""
     keys = [f"{topic}/{peer}" for peer in range(size)]
     store.set(keys[rank], json.dumps(mine))
     everyones = [json.loads(text) for text in store.multi_get(keys)]
     for peer, theirs in enumerate(everyones):
         if isinstance(theirs, str):
-            raise ValueError(
-                f"HVD_TRANSPORT or Options.transport is 'mpi', but rank {peer}: {theirs}"
-            )
+            raise Unavailable(f"rank {peer}: {theirs}")
     return everyones
 
 
-def _found(size: int, environ: Mapping[str, str]) -> dict[str, Any] | str:
+def _found(
+    size: int, environ: Mapping[str, str], only_if_it_fits: bool = False
+) -> dict[str, Any] | str:
     """What this rank has, or why it cannot take part."""
     try:
         library = _C.open_mpi(candidates(environ))
         place = _C.mpi_place()
+        launched = _launched_size(environ)
     except ValueError as error:
         return str(error).splitlines()[0]  # without C++'s stack
     by = launcher(environ)
@@ -115,8 +114,9 @@ def _found(size: int, environ: Mapping[str, str]) -> dict[str, Any] | str:
             f"{text} works only in processes that mpirun has started: start with mpirun or hvdrun, "
             "or pip install mpich, which needs neither"
         )
-    launched = _launched_size(environ)
-    if place is None and by is not None and launched not in (size, None):
+    if place is None and only_if_it_fits and not _fits(library, by):
+        return f"{text} is not the MPI whose launcher, of {by}, has started it"
+    if place is None and launched not in (size, None):
         return (
             f"{launched} processes were launched, but the first group over MPI is of {size}; it "
             "must be of all, because MPI starts in all of them at once"
@@ -125,16 +125,16 @@ def _found(size: int, environ: Mapping[str, str]) -> dict[str, Any] | str:
 
 
 def _check_same(everyones: list[dict[str, Any]]) -> None:
-    """Raises ValueError, on every rank alike."""
+    """Raises Unavailable, on every rank alike."""
     for peer, theirs in enumerate(everyones):
         for what, text in (("library", "MPI library"), ("launcher", "launcher of MPI")):
             if theirs[what] != everyones[0][what]:
-                raise ValueError(
+                raise Unavailable(
                     f"the {text} is {everyones[0][what]} on rank 0 but {theirs[what]} on rank "
                     f"{peer}; HVD_LIBMPI names the file of a library"
                 )
         if theirs["runs"] != everyones[0]["runs"]:
-            raise ValueError(
+            raise Unavailable(
                 f"MPI runs already on only one of ranks 0 and {peer}: a group over MPI cannot have "
                 "ranks that were not in the program's first one"
             )
@@ -172,16 +172,16 @@ def _start(store: Store, rank: int, hosts: list[int], timeout: timedelta) -> Non
 
 
 def _check_places(places: list[dict[str, Any]], library: str) -> None:
-    """Raises ValueError, on every rank alike, unless all are in one world."""
+    """Raises Unavailable, on every rank alike, unless all are in one world."""
     size = len(places)
     if all(place["size"] == 1 for place in places):
-        raise ValueError(
+        raise Unavailable(
             f"each of the {size} ranks is an MPI world of its own: {library} is not the MPI whose "
             "launcher has started them; HVD_LIBMPI names the right file"
         )
     worlds = {(place["world"], place["size"]) for place in places}
     if len(worlds) > 1 or len({place["rank"] for place in places}) < size:
-        raise ValueError("the ranks of the group are not in one MPI world")
+        raise Unavailable("the ranks of the group are not in one MPI world")
 
 
 def _forget_names() -> None:
@@ -212,7 +212,9 @@ def _life(place: dict[str, Any], mine: dict[str, Any]) -> int:
         return -1
 
 
-def connect(store: Store, rank: int, hosts: list[int], timeout: timedelta) -> Ranks:
+def connect(
+    store: Store, rank: int, hosts: list[int], timeout: timedelta, only_if_it_fits: bool = False
+) -> tuple[_C.Transport, str]:
     """Connect the ranks of a group, and start MPI if it does not run yet.
 
     Args:
@@ -220,15 +222,17 @@ def connect(store: Store, rank: int, hosts: list[int], timeout: timedelta) -> Ra
         rank: of this process in the group.
         hosts: by rank, the number of its host.
         timeout: for ranks to meet where no launcher has started them.
+        only_if_it_fits: do not start a library that is likely not the launcher's.
 
     Returns:
-        What `_C.ProcessGroupHVD` needs, which takes over the file descriptors.
+        The transport, and the name of the library.
 
     Raises:
-        ValueError: MPI cannot be had, on every rank alike; names a rank and the reason.
+        Unavailable: MPI cannot be had.
     """
     size = len(hosts)
-    everyones = _exchange(store, "found", rank, size, _found(size, os.environ))
+    found = _found(size, os.environ, only_if_it_fits)
+    everyones = _exchange(store, "found", rank, size, found)
     _check_same(everyones)
     library = everyones[0]["library"]
     if not everyones[0]["runs"]:
@@ -250,7 +254,8 @@ def connect(store: Store, rank: int, hosts: list[int], timeout: timedelta) -> Ra
         _forget_names()
     _check_places(places, library)
     ranks = [_C.MpiRank(theirs["rank"], _life(theirs, mine)) for theirs in places]
-    return Ranks(ranks, places[0]["tag"], library)
+    one_host = len(set(hosts)) == 1
+    return _C.mpi_transport(rank, ranks, places[0]["tag"], one_host), library
 
 
 def end() -> None:

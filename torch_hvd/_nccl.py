@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, PrefixStore, Store
 
+from torch_hvd._load import _C
+
 DEVICE = "cuda"
 
 
@@ -20,7 +22,7 @@ def lacks() -> str:
     return ""
 
 
-def connect(wanted: str, opts: Any, store: Store) -> Backend | None:
+def connect(wanted: str, opts: Any, store: Store) -> _C.DeviceTransport | None:
     """Connect the GPUs of a group.
 
     Args:
@@ -30,7 +32,7 @@ def connect(wanted: str, opts: Any, store: Store) -> Backend | None:
         store: its keys are this group's own.
 
     Returns:
-        The process group of NCCL, or None on every rank.
+        None on every rank where it is not to be had, or not wanted.
 
     Raises:
         ValueError: it cannot be had, on every rank alike; says why.
@@ -50,7 +52,7 @@ def connect(wanted: str, opts: Any, store: Store) -> Backend | None:
                 "or shm"
             )
         return None
-    return _make(opts, PrefixStore("nccl", store))
+    return _C.DeviceTransport(_make(opts, PrefixStore("nccl", store)), DEVICE)
 
 
 def _make(opts: Any, store: Store) -> Backend:

@@ -120,7 +120,9 @@ def _connect_all(store: Store, rank: int, ranks: list[int], timeout: timedelta) 
     return peers
 
 
-def connect(store: Store, rank: int, ranks: list[int], timeout: timedelta) -> list[_C.ShmRank]:
+def connect(
+    store: Store, rank: int, ranks: list[int], timeout: timedelta
+) -> tuple[_C.Transport, bool]:
     """Connect ranks that share a host.
 
     Args:
@@ -130,19 +132,25 @@ def connect(store: Store, rank: int, ranks: list[int], timeout: timedelta) -> li
         timeout: for connecting.
 
     Returns:
-        What `_C.ProcessGroupHVD` needs, in the order of `ranks`. The segments are to be closed once
-        it is made.
+        The transport, in which a rank is its place in `ranks`, and whether this process's memory
+        can be read by all of them.
 
     Raises:
         RuntimeError: says which step failed on this rank, and why.
     """
+    known: list[_C.ShmRank] = []
     try:
-        return _connect(store, rank, ranks, timeout)
+        known = _connect(store, rank, ranks, timeout)
+        transport = _C.shm_transport(ranks.index(rank), known)
+        return transport, all(peer.reads_memory for peer in known)
     except OSError as error:
         raise RuntimeError(
             f"hvd: rank {rank} could not share memory with the others of {ranks}: {error}; "
             "HVD_TRANSPORT=gloo does without"
         ) from error
+    finally:
+        for peer in known:
+            os.close(peer.segment)  # it is mapped by now
 
 
 def _connect(store: Store, rank: int, ranks: list[int], timeout: timedelta) -> list[_C.ShmRank]:

@@ -1,79 +1,140 @@
-"""Which transport a group takes."""
+"""Which transport a group takes, and how its ranks are connected by it."""
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
-from torch_hvd import _settings, _shm
+from torch_hvd import _gloo, _mpi, _settings, _shm
 from torch_hvd._load import _C
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A transport by name, and by rank the number of its host; the same on every rank."""
+    """Transports by name, and by rank the number of its host; the same on every rank.
 
-    transport: str
+    `near` is for ranks of one host, `far` for all others; "" where a group has no use for one.
+    """
+
+    near: str
+    far: str
     hosts: list[int]
+
+    @property
+    def transport(self) -> str:
+        return "+".join(filter(None, (self.near, self.far))) or "none"
 
     def ranks_beside(self, rank: int) -> list[int]:
         """The ranks on the host of this one, itself included, in rising order."""
         return [peer for peer, host in enumerate(self.hosts) if host == self.hosts[rank]]
 
 
+@dataclass(frozen=True)
+class Connection:
+    """The ranks of a group, connected. `details`: what is of interest of the transport."""
+
+    choice: Choice
+    transport: _C.Transport
+    details: tuple[str, ...] = ()
+    regret: str = ""  # why it is not what was tried first
+
+
 def choose(wanted: str, store: Store, rank: int, size: int) -> Choice:
-    """The transport that a group takes.
+    """The transport that a group takes, if it can be had.
 
     Args:
         wanted: "auto" or a name, the same on every rank.
         store: its keys are this group's own.
 
     Returns:
-        "none" for a group of one; else `wanted`, or for "auto" the fastest that there is: "shm"
-        for one host, "gloo" for hosts of one rank each, "shm+gloo" for several with several.
+        "none" for a group of one; else `wanted`, or for "auto" the fastest: "shm" for one host,
+        "mpi" between hosts if a launcher of MPI has started ranks, else "gloo", and both, as
+        "shm+gloo", for several hosts with several ranks.
 
     Raises:
         ValueError: `wanted` cannot be had, on every rank alike; says why.
     """
     if size == 1:
-        return Choice("none", [0])
+        return Choice("", "", [0])
     keys = [f"host/{peer}" for peer in range(size)]
-    store.set(keys[rank], json.dumps([_shm.host_id(os.environ), os.uname().nodename]))
+    mine = [_shm.host_id(os.environ), os.uname().nodename, _mpi.launcher(os.environ)]
+    store.set(keys[rank], json.dumps(mine))
     known = [json.loads(text) for text in store.multi_get(keys)]
-    names = list(dict.fromkeys(host for host, _ in known))
-    hosts = [names.index(host) for host, _ in known]
+    names = list(dict.fromkeys(host for host, _, _ in known))
+    hosts = [names.index(host) for host, _, _ in known]
     if wanted == "shm" and len(names) > 1:
         peer = hosts.index(1)
         raise ValueError(
             "HVD_TRANSPORT or Options.transport is 'shm', but ranks 0 and "
             f"{peer}, on {known[0][1]} and {known[peer][1]}, cannot share memory: they are on "
-            "different hosts or in different containers; allowed there is auto or gloo"
+            "different hosts or in different containers; allowed there is auto, gloo or mpi"
         )
-    if wanted != "auto" or len(names) == size:
-        return Choice("gloo" if wanted == "auto" else wanted, hosts)
-    return Choice("shm" if len(names) == 1 else "shm+gloo", hosts)
+    if wanted == "shm" or (wanted == "auto" and len(names) == 1):
+        return Choice("shm", "", hosts)
+    if wanted != "auto":
+        return Choice("", wanted, hosts)
+    far = "mpi" if any(launcher for _, _, launcher in known) else "gloo"
+    return Choice("shm" if len(names) < size else "", far, hosts)
 
 
-def describe(
-    wanted: _settings.Origin, choice: Choice, shm: Sequence[_C.ShmRank], library: str = ""
-) -> str:
-    """What was chosen, and why, for people.
+def connect(wanted: str, store: Store, rank: int, size: int, timeout: timedelta) -> Connection:
+    """Connect the ranks of a group.
 
     Args:
-        wanted: the setting.
-        choice: what `choose` has returned.
-        shm: what `_shm.connect` has returned, if that is in it.
-        library: what MPI it is, if it is.
+        wanted: as for `choose`.
+        store: its keys are this group's own.
+        timeout: for connecting.
+
+    Raises:
+        ValueError: `wanted` cannot be had, on every rank alike; says why. Never for "auto".
+        RuntimeError: connecting failed; says on which rank, and why.
     """
-    size, hosts = len(choice.hosts), len(set(choice.hosts))
+    choice = choose(wanted, store, rank, size)
+    try:
+        return _connect(choice, store, rank, timeout, only_if_it_fits=wanted == "auto")
+    except _mpi.Unavailable as error:
+        if wanted != "auto":
+            raise ValueError(
+                f"HVD_TRANSPORT or Options.transport is {wanted!r}, but {error}"
+            ) from None
+        choice = Choice(choice.near, "gloo", choice.hosts)
+        made = _connect(choice, store, rank, timeout)
+        return Connection(choice, made.transport, made.details, f"no MPI: {error}")
+
+
+def _connect(
+    choice: Choice, store: Store, rank: int, timeout: timedelta, only_if_it_fits: bool = False
+) -> Connection:
+    near = far = None
+    details = []
+    if choice.far == "mpi":
+        part = PrefixStore("mpi", store)
+        far, library = _mpi.connect(part, rank, choice.hosts, timeout, only_if_it_fits)
+        details.append(library)
+    elif choice.far == "gloo":
+        part = PrefixStore("gloo", store)
+        far = _C.gloo_transport(_gloo.connect(part, rank, len(choice.hosts), timeout))
+    if choice.near and len(here := choice.ranks_beside(rank)) > 1:
+        near, attached = _shm.connect(PrefixStore("shm", store), rank, here, timeout)
+        details.insert(0, f"{'' if attached else 'no '}cross-memory attach")
+    if choice.near and far:
+        made = _C.routed_transport(near, far, choice.hosts)
+    else:
+        made = near or far or _C.solo_transport()
+    return Connection(choice, made, tuple(details))
+
+
+def describe(wanted: _settings.Origin, connection: Connection) -> str:
+    """What was chosen, and why, for people. `wanted`: the setting."""
+    hosts = connection.choice.hosts
+    size, count = len(hosts), len(set(hosts))
     if size == 1:
         return "1 rank: needs no transport"
-    text = f"{size} ranks on {hosts} host{'s' if hosts > 1 else ''}: {choice.transport}"
-    if shm:
-        attached = all(peer.reads_memory for peer in shm)
-        text += f" ({'' if attached else 'no '}cross-memory attach)"
-    if library:
-        text += f" ({library})"
+    text = f"{size} ranks on {count} host{'s' if count > 1 else ''}: {connection.choice.transport}"
+    if connection.details:
+        text += f" ({', '.join(connection.details)})"
+    if connection.regret:
+        text += f"; {connection.regret}"
     return text if wanted.text == "auto" else f"{text}, by {wanted}"

@@ -17,11 +17,11 @@ class RoutedTransport::RoutedRequest final : public Request {
 
   void wait(Deadline deadline) override {
     if (first_ == First::Near) {
-      wait_near(deadline);
-      wait_far(deadline);
+      wait(near_, transport_.far_attendant_, deadline);
+      wait(far_, transport_.near_attendant_, deadline);
     } else {
-      wait_far(deadline);
-      wait_near(deadline);
+      wait(far_, transport_.near_attendant_, deadline);
+      wait(near_, transport_.far_attendant_, deadline);
     }
   }
 
@@ -30,19 +30,16 @@ class RoutedTransport::RoutedRequest final : public Request {
   }
 
  private:
-  void wait_near(Deadline deadline) {
-    if (near_) {
-      near_->wait(deadline);
-    }
-  }
-
-  void wait_far(Deadline deadline) {
-    if (far_) {
+  static void wait(
+      const RequestPtr& half,
+      std::optional<Attendant>& of_the_other,
+      Deadline deadline) {
+    if (half) {
       std::optional<Attendant::Absence> absence;
-      if (transport_.attendant_) {
-        absence.emplace(*transport_.attendant_);
+      if (of_the_other) {
+        absence.emplace(*of_the_other);
       }
-      far_->wait(deadline);
+      half->wait(deadline);
     }
   }
 
@@ -53,14 +50,18 @@ class RoutedTransport::RoutedRequest final : public Request {
 };
 
 RoutedTransport::RoutedTransport(
-    std::unique_ptr<ShmTransport> near,
+    std::unique_ptr<Transport> near,
     std::unique_ptr<Transport> far,
     Hosts hosts)
     : Transport(far->rank(), far->size(), std::move(hosts)),
       near_(std::move(near)),
-      far_(std::move(far)) {
-  if (near_) {
-    attendant_.emplace([this](Deadline until) { near_->attend(until); });
+      far_(std::move(far)),
+      name_(std::string("shm+") + far_->name()) {
+  if (near_ && !near_->moves_by_itself()) {
+    near_attendant_.emplace([this](Deadline until) { near_->attend(until); });
+  }
+  if (near_ && !far_->moves_by_itself()) {
+    far_attendant_.emplace([this](Deadline until) { far_->attend(until); });
   }
 }
 

@@ -1,33 +1,33 @@
 #pragma once
 
 #include "transport/attendant.h"
-#include "transport/shm/shm.h"
 #include "transport/transport.h"
 
 #include <memory>
 #include <optional>
+#include <string>
 
 namespace hvd {
 
 /// Several hosts with several ranks: what ranks of this host exchange goes by
 /// the memory that they share (near), the rest over the network (far).
 ///
-/// The far half of a request moves by itself, whoever waits. The near half is
-/// moved by those who wait for it, and ranks of this host may wait for this one
-/// to read what they have sent, while this one waits for a far rank that waits
-/// for one of those. So while a thread waits for a far half an attendant does
-/// what threads that wait for a near one would.
+/// A half of a request may be moved only by those who wait for such a half, and
+/// other ranks may wait for this one to move it, while it waits for the other
+/// half, which comes from a rank that waits for one of those. So while a thread
+/// waits for one half, an attendant does what threads that wait for the other
+/// would, unless that moves by itself.
 class RoutedTransport final : public Transport {
  public:
   /// `near`: of the ranks of this host, in rank order; null for a rank that is
   /// alone there. `far`: of all ranks.
   RoutedTransport(
-      std::unique_ptr<ShmTransport> near,
+      std::unique_ptr<Transport> near,
       std::unique_ptr<Transport> far,
       Hosts hosts);
 
   const char* name() const override {
-    return "shm+gloo";
+    return name_.c_str();
   }
   bool is_gone(int peer) const override;
   uint64_t sent_bytes() const override;
@@ -69,9 +69,11 @@ class RoutedTransport final : public Transport {
       Start start_half);
   RequestPtr far_only(RequestPtr request);
 
-  const std::unique_ptr<ShmTransport> near_;
+  const std::unique_ptr<Transport> near_;
   const std::unique_ptr<Transport> far_;
-  std::optional<Attendant> attendant_; ///< where there is a near half
+  const std::string name_;
+  std::optional<Attendant> near_attendant_; ///< where there is need of one
+  std::optional<Attendant> far_attendant_; ///< likewise
 };
 
 } // namespace hvd

@@ -105,6 +105,14 @@ class Transport {
     return false;
   }
 
+  /// Whether requests go on without a thread that waits for one of them.
+  virtual bool moves_by_itself() const {
+    return true;
+  }
+
+  /// Does what a waiting thread would for all requests, until then.
+  virtual void attend(Deadline /*until*/) {}
+
   /// Whether the peer is known to have left or died.
   virtual bool is_gone(int /*peer*/) const {
     return false;

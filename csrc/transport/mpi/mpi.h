@@ -42,6 +42,11 @@ class MpiTransport final : public Transport {
   const char* name() const override {
     return "mpi";
   }
+  bool moves_by_itself() const override {
+    return false;
+  }
+  /// Also sees to the user's messages that were dropped.
+  void attend(Deadline until) override;
   bool is_gone(int peer) const override;
   /// Inside a host, what arrives is still in the core's second-level cache when
   /// it is folded, as over shared memory.
@@ -101,7 +106,6 @@ class MpiTransport final : public Transport {
   /// Of a request that is gone: for what was not waited for.
   void drop(std::shared_ptr<Pending> pending) noexcept;
   void cancel(const std::shared_ptr<Pending>& pending);
-  void attend(Deadline until);
 
   const shm::Peers peers_;
   const std::unique_ptr<mpi::Communicator> own_; ///< for exchanges

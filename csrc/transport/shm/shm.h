@@ -56,6 +56,10 @@ class ShmTransport final : public Transport {
   int64_t segments_ahead() const override {
     return 2;
   }
+  bool moves_by_itself() const override {
+    return false;
+  }
+  void attend(Deadline until) override;
   bool is_gone(int peer) const override;
   RequestPtr exchange(
       const std::vector<Transfer>& sends,
@@ -71,9 +75,6 @@ class ShmTransport final : public Transport {
     return std::numeric_limits<int>::max();
   }
   void abort() noexcept override;
-
-  /// Does what a waiting thread does for others, until then.
-  void attend(Deadline until);
 
  private:
   using Lock = std::unique_lock<std::mutex>;
