@@ -65,6 +65,10 @@ decode_any(typename Fours<Element>::Codes codes, uint32_t scale) {
   return four;
 }
 
+HVD_HOST_DEVICE Four residual_at(const Tile& tile, int place) {
+  return load_floats(tile.residual + place, tile.values_at(place));
+}
+
 /// What `decoded` lacks of the values becomes their residual.
 HVD_HOST_DEVICE void keep_lost(
     const Tile& tile,
@@ -212,6 +216,66 @@ HVD_HOST_DEVICE void encode_values(
   }
 }
 
+/// The tile's numbers, as load() has them. In a whole tile nothing is asked
+/// between the loads, so that none waits for another.
+template <typename Team>
+HVD_HOST_DEVICE void load_numbers(
+    Team& team,
+    const Tile& tile,
+    Number number,
+    Values<Team>& values) {
+  const bool is_float = number == Number::Float32;
+  team.each([&](int lane) {
+    if (tile.is_whole() && is_float && is_aligned(tile.numbers, 16)) {
+      const auto* const from = static_cast<const float*>(tile.numbers);
+      HVD_UNROLL
+      for (int row = 0; row < kRows; ++row) {
+        values[row][lane] = load_aligned(from + Tile::place(lane, row));
+      }
+    } else if (tile.is_whole() && !is_float && is_aligned(tile.numbers, 8)) {
+      const auto* const from = static_cast<const uint64_t*>(tile.numbers);
+      HVD_UNROLL
+      for (int row = 0; row < kRows; ++row) {
+        values[row][lane] = unopened(global(from)[row * kLanes + lane]);
+      }
+    } else {
+      HVD_UNROLL
+      for (int row = 0; row < kRows; ++row) {
+        const int place = Tile::place(lane, row);
+        values[row][lane] =
+            load(number, tile.numbers, place, tile.values_at(place));
+      }
+    }
+  });
+}
+
+/// Adds the tile's residual, if it has one.
+template <typename Team>
+HVD_HOST_DEVICE void add_residual(
+    Team& team,
+    const Tile& tile,
+    Values<Team>& values) {
+  if (tile.residual == nullptr) {
+    return;
+  }
+  team.each([&](int lane) {
+    if (tile.is_whole() && is_aligned(tile.residual, 16)) {
+      HVD_UNROLL
+      for (int row = 0; row < kRows; ++row) {
+        Four& four = values[row][lane];
+        const float* const from = tile.residual + Tile::place(lane, row);
+        four = plus(four, load_aligned(from));
+      }
+    } else {
+      HVD_UNROLL
+      for (int row = 0; row < kRows; ++row) {
+        Four& four = values[row][lane];
+        four = plus(four, residual_at(tile, Tile::place(lane, row)));
+      }
+    }
+  });
+}
+
 /// factor * the tile's numbers, plus its residual, encoded.
 template <typename Element, typename Team>
 HVD_HOST_DEVICE void encode_tile(
@@ -219,32 +283,22 @@ HVD_HOST_DEVICE void encode_tile(
     const Tile& tile,
     Number number,
     float factor) {
-  const auto load_at = [&](int lane, int row) {
-    const int place = Tile::place(lane, row);
-    return load(number, tile.numbers, place, tile.values_at(place));
-  };
-  const auto finish = [&](int lane, int row, const Four& loaded) {
-    const int place = Tile::place(lane, row);
-    const Four product = times(as_floats(number, loaded), factor);
-    return tile.residual == nullptr
-        ? product
-        : plus(
-              product,
-              load_floats(tile.residual + place, tile.values_at(place)));
-  };
   Values<Team> values;
+  load_numbers(team, tile, number, values);
   team.each([&](int lane) {
     HVD_UNROLL
     for (int row = 0; row < kRows; ++row) {
-      values[row][lane] = load_at(lane, row);
-    }
-    HVD_UNROLL
-    for (int row = 0; row < kRows; ++row) {
-      values[row][lane] = finish(lane, row, values[row][lane]);
+      Four& four = values[row][lane];
+      four = times(as_floats(number, four), factor);
     }
   });
+  add_residual(team, tile, values);
   encode_values<Element>(team, tile, values, [&](int lane, int row) {
-    return finish(lane, row, load_at(lane, row));
+    const int place = Tile::place(lane, row);
+    const Four four = load(number, tile.numbers, place, tile.values_at(place));
+    const Four product = times(as_floats(number, four), factor);
+    return tile.residual == nullptr ? product
+                                    : plus(product, residual_at(tile, place));
   });
 }
 
