@@ -53,6 +53,7 @@ def cuda_module(nvcc: cuda_build.Nvcc) -> Extension:
     cpp_extension.CUDA_HOME = str(nvcc.home)
     os.environ.setdefault("TORCH_CUDA_ARCH_LIST", cuda_build.architectures(nvcc))
     folder, runtime = cuda_build.runtime(nvcc)
+    smaller = ["--compress-mode=size"] if int(nvcc.version.split(".")[0]) >= 13 else []
     return Extension(
         "torch_hvd._cuda",
         sources(".cpp", ".cu", cuda=True),
@@ -63,6 +64,7 @@ def cuda_module(nvcc: cuda_build.Nvcc) -> Extension:
             "nvcc": [
                 "-O3",
                 "-std=c++20",
+                *smaller,
                 f"--compiler-options=-fvisibility=hidden,{','.join(WARNINGS)}",
             ],
         },

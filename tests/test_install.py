@@ -70,7 +70,8 @@ def wheel(sources: Path, python: Path) -> Path:
 def test_the_sdist_holds_sources_and_nothing_built(sources: Path) -> None:
     files = {path.relative_to(sources).as_posix() for path in sources.rglob("*") if path.is_file()}
     ours = [ROOT / "setup.py", ROOT / "LICENSE", *ROOT.glob("build_backend/*.py")]
-    ours += [*ROOT.glob("csrc/**/*.h"), *ROOT.glob("csrc/**/*.cpp"), *ROOT.glob("torch_hvd/*.pyi")]
+    ours += [path for path in ROOT.glob("csrc/**/*") if path.is_file()]
+    ours += ROOT.glob("torch_hvd/*.pyi")
     assert {path.relative_to(ROOT).as_posix() for path in ours} <= files
     assert [name for name in files if name.endswith((".so", ".pyc", "/_build.py"))] == []
 
@@ -104,6 +105,16 @@ def test_pip_install_then_an_unmodified_script(sources: Path, python: Path, whee
         ]
     where = run(python, "-c", "import torch_hvd; print(torch_hvd.__file__)", folder=outside)
     assert Path(where.strip()).is_relative_to(outside)
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is a CUDA build")
+def test_cuda_that_is_demanded_and_cannot_be(sources: Path, python: Path) -> None:
+    command = [str(python), "-m", "pip", "install", "--no-deps", "."]
+    environment = {**os.environ, "HVD_BUILD_CUDA": "1"}
+    ran = subprocess.run(command, cwd=sources, env=environment, capture_output=True, text=True)
+    assert ran.returncode != 0
+    said = "HVD_BUILD_CUDA=1, but this torch is built without CUDA"
+    assert said in [line.strip() for line in (ran.stdout + ran.stderr).splitlines()]
 
 
 def test_the_build_asks_for_torch_only_where_there_is_none(tmp_path: Path, python: Path) -> None:

@@ -16,8 +16,10 @@ enum class Number : uint8_t { Float32, Float16, BFloat16 };
 ///
 /// All pointers are to memory of the device but for the lists themselves, which
 /// are copied before a function returns. Work is put on `stream`, nothing waits
-/// for it. Any alignment and any count will do; aligned ones are faster. Throws
-/// std::runtime_error if the device refuses.
+/// for it; its device must be the current one. Numbers and residuals are
+/// aligned as their types are. Bytes of messages and of copies may lie
+/// anywhere, and there may be any number of them; what begins at a multiple of
+/// 16 is faster. Throws std::runtime_error if the device refuses.
 struct DeviceKernels {
   /// Values of one tensor and their place in a message. It begins a block and
   /// ends with one, or with its tensor: then the rest of the last block counts

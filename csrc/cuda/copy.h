@@ -28,7 +28,7 @@ HVD_HOST_DEVICE int64_t tiles_of(const DeviceKernels::Copy& copy) {
 
 /// 16 bytes in loads as wide as T.
 template <typename T>
-HVD_HOST_DEVICE AlignedFour load_unit_by(const uint8_t* from) {
+HVD_HOST_DEVICE Four load_unit_by(const uint8_t* from) {
   uint32_t words[4] = {};
   HVD_UNROLL
   for (int i = 0; i < static_cast<int>(kUnit / sizeof(T)); ++i) {
@@ -41,15 +41,15 @@ HVD_HOST_DEVICE AlignedFour load_unit_by(const uint8_t* from) {
     }
   }
   return {
-      {{float_of(words[0]),
-        float_of(words[1]),
-        float_of(words[2]),
-        float_of(words[3])}}};
+      {float_of(words[0]),
+       float_of(words[1]),
+       float_of(words[2]),
+       float_of(words[3])}};
 }
 
-HVD_HOST_DEVICE AlignedFour load_unit(const uint8_t* from) {
+HVD_HOST_DEVICE Four load_unit(const uint8_t* from) {
   if (is_aligned(from, 16)) {
-    return *global(reinterpret_cast<const AlignedFour*>(from));
+    return load_aligned(from);
   }
   if (is_aligned(from, 8)) {
     return load_unit_by<uint64_t>(from);
@@ -61,6 +61,38 @@ HVD_HOST_DEVICE AlignedFour load_unit(const uint8_t* from) {
                              : load_unit_by<uint8_t>(from);
 }
 
+/// 16 bytes at a time, aligned in both places. No load waits for another.
+template <typename Team>
+HVD_HOST_DEVICE void copy_whole_tile(
+    Team& team,
+    const uint8_t* from,
+    uint8_t* to) {
+  team.each([&](int lane) {
+    Four units[kUnitsOfLane];
+    HVD_UNROLL
+    for (int row = 0; row < kUnitsOfLane; ++row) {
+      units[row] = load_aligned(from + (row * kLanes + lane) * kUnit);
+    }
+    HVD_UNROLL
+    for (int row = 0; row < kUnitsOfLane; ++row) {
+      store_aligned(units[row], to + (row * kLanes + lane) * kUnit);
+    }
+  });
+}
+
+/// The 16 bytes at `at`, as far as they belong to the copy.
+HVD_HOST_DEVICE void copy_unit(const DeviceKernels::Copy& copy, int64_t at) {
+  auto* const to = static_cast<uint8_t*>(copy.to);
+  const auto* const from = static_cast<const uint8_t*>(copy.from);
+  if (at >= 0 && at + kUnit <= copy.bytes) {
+    store_aligned(load_unit(from + at), to + at);
+    return;
+  }
+  for (int64_t i = at < 0 ? 0 : at; i < at + kUnit && i < copy.bytes; ++i) {
+    global(to)[i] = global(from)[i];
+  }
+}
+
 template <typename Team>
 HVD_HOST_DEVICE void copy_tile(
     Team& team,
@@ -69,32 +101,14 @@ HVD_HOST_DEVICE void copy_tile(
   auto* const to = static_cast<uint8_t*>(copy.to);
   const auto* const from = static_cast<const uint8_t*>(copy.from);
   const int64_t begin = index * kCopyTile - beyond_unit(to);
-  const auto place = [&](int lane, int row) {
-    return begin + (row * kLanes + lane) * kUnit;
-  };
-  const auto is_whole = [&](int64_t at) {
-    return at >= 0 && at + kUnit <= copy.bytes;
-  };
+  const bool whole = begin >= 0 && begin + kCopyTile <= copy.bytes;
+  if (whole && is_aligned(from + begin, kUnit)) {
+    copy_whole_tile(team, from + begin, to + begin);
+    return;
+  }
   team.each([&](int lane) {
-    AlignedFour units[kUnitsOfLane];
-    HVD_UNROLL
     for (int row = 0; row < kUnitsOfLane; ++row) {
-      const int64_t at = place(lane, row);
-      if (is_whole(at)) {
-        units[row] = load_unit(from + at);
-      }
-    }
-    HVD_UNROLL
-    for (int row = 0; row < kUnitsOfLane; ++row) {
-      const int64_t at = place(lane, row);
-      if (is_whole(at)) {
-        *global(reinterpret_cast<AlignedFour*>(to + at)) = units[row];
-      } else {
-        for (int64_t i = at < 0 ? 0 : at; i < at + kUnit && i < copy.bytes;
-             ++i) {
-          global(to)[i] = global(from)[i];
-        }
-      }
+      copy_unit(copy, begin + (row * kLanes + lane) * kUnit);
     }
   });
 }

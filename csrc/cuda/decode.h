@@ -16,11 +16,45 @@ struct Codes {
   typename Team::template PerLane<uint32_t> scales;
 };
 
+/// Whether all of a whole tile's codes can be loaded at once.
+template <typename Element>
+HVD_HOST_DEVICE bool can_load_at_once(const Tile& tile) {
+  return tile.is_whole() &&
+      is_aligned(tile.values, sizeof(typename Fours<Element>::Codes)) &&
+      (kIsCast<Element> || is_aligned(tile.scales, 2));
+}
+
+/// The codes of such a tile.
+template <typename Element, typename Team>
+HVD_HOST_DEVICE void load_aligned_tile(
+    Team& team,
+    const Tile& tile,
+    Codes<Element, Team>& codes) {
+  using Word = typename Fours<Element>::Codes;
+  team.each([&](int lane) {
+    const auto* const words =
+        global(reinterpret_cast<const Word*>(tile.values));
+    HVD_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      codes.rows[row][lane] = words[row * kLanes + lane];
+    }
+    if constexpr (!kIsCast<Element>) {
+      codes.scales[lane] = lane < tile.blocks()
+          ? global(reinterpret_cast<const uint16_t*>(tile.scales))[lane]
+          : 0;
+    }
+  });
+}
+
 template <typename Element, typename Team>
 HVD_HOST_DEVICE void load_tile(
     Team& team,
     const Tile& tile,
     Codes<Element, Team>& codes) {
+  if (can_load_at_once<Element>(tile)) {
+    load_aligned_tile(team, tile, codes);
+    return;
+  }
   team.each([&](int lane) {
     HVD_UNROLL
     for (int row = 0; row < kRows; ++row) {

@@ -9,6 +9,7 @@
 #include "cuda/memory.h"
 #include "cuda/scales.h"
 #include "cuda/tile.h"
+#include "cuda/values.h"
 
 namespace hvd {
 
@@ -17,24 +18,6 @@ template <typename Element>
 HVD_HOST_DEVICE uint8_t code_at(typename Fours<Element>::Codes codes, int i) {
   constexpr uint32_t kMask = (1U << Element::kBits) - 1;
   return static_cast<uint8_t>((codes >> (Element::kBits * i)) & kMask);
-}
-
-HVD_HOST_DEVICE Four times(const Four& four, float factor) {
-  Four product;
-  HVD_UNROLL
-  for (int i = 0; i < kFour; ++i) {
-    product.values[i] = times(four.values[i], factor);
-  }
-  return product;
-}
-
-HVD_HOST_DEVICE Four plus(const Four& a, const Four& b) {
-  Four sum;
-  HVD_UNROLL
-  for (int i = 0; i < kFour; ++i) {
-    sum.values[i] = plus(a.values[i], b.values[i]);
-  }
-  return sum;
 }
 
 /// Any four values of a block with any scale.
@@ -64,23 +47,6 @@ decode_any(typename Fours<Element>::Codes codes, uint32_t scale) {
   }
   return four;
 }
-
-/// What `decoded` lacks of the values becomes their residual.
-HVD_HOST_DEVICE void keep_lost(
-    const Tile& tile,
-    int place,
-    const Four& values,
-    const Four& decoded) {
-  Four rest;
-  HVD_UNROLL
-  for (int i = 0; i < kFour; ++i) {
-    rest.values[i] = lost(values.values[i], decoded.values[i]);
-  }
-  store_floats(rest, tile.residual + place, tile.values_at(place));
-}
-
-template <typename Team>
-using Values = typename Team::template PerLane<Four>[kRows];
 
 /// 16 bits, no scales.
 template <typename Cast, typename Team>
@@ -219,32 +185,22 @@ HVD_HOST_DEVICE void encode_tile(
     const Tile& tile,
     Number number,
     float factor) {
-  const auto load_at = [&](int lane, int row) {
-    const int place = Tile::place(lane, row);
-    return load(number, tile.numbers, place, tile.values_at(place));
-  };
-  const auto finish = [&](int lane, int row, const Four& loaded) {
-    const int place = Tile::place(lane, row);
-    const Four product = times(as_floats(number, loaded), factor);
-    return tile.residual == nullptr
-        ? product
-        : plus(
-              product,
-              load_floats(tile.residual + place, tile.values_at(place)));
-  };
   Values<Team> values;
+  load_numbers(team, tile, number, values);
   team.each([&](int lane) {
     HVD_UNROLL
     for (int row = 0; row < kRows; ++row) {
-      values[row][lane] = load_at(lane, row);
-    }
-    HVD_UNROLL
-    for (int row = 0; row < kRows; ++row) {
-      values[row][lane] = finish(lane, row, values[row][lane]);
+      Four& four = values[row][lane];
+      four = times(as_floats(number, four), factor);
     }
   });
+  add_residual(team, tile, values);
   encode_values<Element>(team, tile, values, [&](int lane, int row) {
-    return finish(lane, row, load_at(lane, row));
+    const int place = Tile::place(lane, row);
+    const Four four = load(number, tile.numbers, place, tile.values_at(place));
+    const Four product = times(as_floats(number, four), factor);
+    return tile.residual == nullptr ? product
+                                    : plus(product, residual_at(tile, place));
   });
 }
 

@@ -59,13 +59,28 @@ HVD_HOST_DEVICE void store_units(Whole whole, void* to, int n) {
   }
 }
 
-struct alignas(16) AlignedFour {
-  Four four;
-};
+/// 16 bytes at a multiple of 16.
+HVD_HOST_DEVICE Four load_aligned(const void* from) {
+#if defined(__CUDA_ARCH__)
+  const float4 all = *global(static_cast<const float4*>(from));
+  return {{all.x, all.y, all.z, all.w}};
+#else
+  return *static_cast<const Four*>(from);
+#endif
+}
+
+HVD_HOST_DEVICE void store_aligned(const Four& four, void* to) {
+#if defined(__CUDA_ARCH__)
+  *global(static_cast<float4*>(to)) = make_float4(
+      four.values[0], four.values[1], four.values[2], four.values[3]);
+#else
+  *static_cast<Four*>(to) = four;
+#endif
+}
 
 HVD_HOST_DEVICE Four load_floats(const float* from, int n) {
-  if (n == kFour && is_aligned(from, sizeof(AlignedFour))) {
-    return global(reinterpret_cast<const AlignedFour*>(from))->four;
+  if (n == kFour && is_aligned(from, sizeof(Four))) {
+    return load_aligned(from);
   }
   Four four{};
   HVD_UNROLL
@@ -78,8 +93,8 @@ HVD_HOST_DEVICE Four load_floats(const float* from, int n) {
 }
 
 HVD_HOST_DEVICE void store_floats(const Four& four, float* to, int n) {
-  if (n == kFour && is_aligned(to, sizeof(AlignedFour))) {
-    global(reinterpret_cast<AlignedFour*>(to))->four = four;
+  if (n == kFour && is_aligned(to, sizeof(Four))) {
+    store_aligned(four, to);
     return;
   }
   HVD_UNROLL
@@ -90,19 +105,24 @@ HVD_HOST_DEVICE void store_floats(const Four& four, float* to, int n) {
   }
 }
 
+/// Four of 16 bits on their way, in the place of four floats.
+HVD_HOST_DEVICE Four unopened(uint64_t four) {
+  return {
+      {float_of(static_cast<uint32_t>(four)),
+       float_of(static_cast<uint32_t>(four >> 32)),
+       0,
+       0}};
+}
+
 /// Numbers as they are; load() and as_floats() are apart so that many loads are
 /// under way before the first is looked at.
 HVD_HOST_DEVICE Four load(Number number, const void* numbers, int at, int n) {
   if (number == Number::Float32) {
     return load_floats(static_cast<const float*>(numbers) + at, n);
   }
-  const auto two = load_units<uint16_t, uint64_t>(
-      static_cast<const uint16_t*>(numbers) + at, n);
-  return {
-      {float_of(static_cast<uint32_t>(two)),
-       float_of(static_cast<uint32_t>(two >> 32)),
-       0,
-       0}};
+  return unopened(
+      load_units<uint16_t, uint64_t>(
+          static_cast<const uint16_t*>(numbers) + at, n));
 }
 
 HVD_HOST_DEVICE Four as_floats(Number number, const Four& loaded) {

@@ -73,35 +73,6 @@ HVD_HOST_DEVICE Four sum_at(
   return sum;
 }
 
-/// Whether all of a tile's codes can be loaded at once.
-template <typename Element>
-HVD_HOST_DEVICE bool is_aligned(const Tile& tile) {
-  return is_aligned(tile.values, sizeof(typename Fours<Element>::Codes)) &&
-      (kIsCast<Element> || is_aligned(tile.scales, 2));
-}
-
-/// The codes of such a tile, which is a whole one.
-template <typename Element, typename Team>
-HVD_HOST_DEVICE void load_aligned_tile(
-    Team& team,
-    const Tile& tile,
-    Codes<Element, Team>& codes) {
-  using Word = typename Fours<Element>::Codes;
-  team.each([&](int lane) {
-    const auto* const words =
-        global(reinterpret_cast<const Word*>(tile.values));
-    HVD_UNROLL
-    for (int row = 0; row < kRows; ++row) {
-      codes.rows[row][lane] = words[row * kLanes + lane];
-    }
-    if constexpr (!kIsCast<Element>) {
-      codes.scales[lane] = lane < tile.blocks()
-          ? global(reinterpret_cast<const uint16_t*>(tile.scales))[lane]
-          : 0;
-    }
-  });
-}
-
 /// The sums of a whole tile. While one message is decoded the next is on its
 /// way. False if they have to be found in another way.
 template <typename Element, typename Team>
@@ -115,7 +86,7 @@ HVD_HOST_DEVICE bool sum_usual(
   Codes<Element, Team> next;
   const auto load_next = [&](int i) {
     const Tile from = tile_in<Element>(sources[i], tile, index);
-    const bool can = is_aligned<Element>(from);
+    const bool can = can_load_at_once<Element>(from);
     if (can) {
       load_aligned_tile(team, from, next);
     }
@@ -147,26 +118,15 @@ HVD_HOST_DEVICE void sum_tile(
     int size,
     const Tile& tile,
     int64_t index) {
-  const auto plus_residual = [&](const Four& sum, int place) {
-    return tile.residual == nullptr
-        ? sum
-        : plus(sum, load_floats(tile.residual + place, tile.values_at(place)));
-  };
   const auto sum_again = [&](int lane, int row) {
     const int place = Tile::place(lane, row);
     const Four sum = sum_at<Element>(sources, size, tile, index, place);
-    return plus_residual(sum, place);
+    return tile.residual == nullptr ? sum : plus(sum, residual_at(tile, place));
   };
   Values<Team> sums;
-  const bool whole = tile.count == kTile;
-  if (whole && sum_usual<Element>(team, sources, size, tile, index, sums)) {
-    team.each([&](int lane) {
-      HVD_UNROLL
-      for (int row = 0; row < kRows; ++row) {
-        const int place = Tile::place(lane, row);
-        sums[row][lane] = plus_residual(sums[row][lane], place);
-      }
-    });
+  if (tile.is_whole() &&
+      sum_usual<Element>(team, sources, size, tile, index, sums)) {
+    add_residual(team, tile, sums);
     encode_values<Element>(team, tile, sums, sum_again);
   } else {
     encode_again<Element>(team, tile, sum_again);

@@ -44,6 +44,9 @@ struct Tile {
     const int left = count - place;
     return left < 0 ? 0 : left < kFour ? left : kFour;
   }
+  HVD_HOST_DEVICE bool is_whole() const {
+    return count == kTile;
+  }
   HVD_HOST_DEVICE int block_at(int place) const {
     return place >> shift;
   }
