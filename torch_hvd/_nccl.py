@@ -1,5 +1,7 @@
 """The stock NCCL process group, which moves tensors on GPUs."""
 
+import contextlib
+import importlib
 import json
 import os
 from typing import Any
@@ -52,6 +54,8 @@ def connect(wanted: str, opts: Any, store: Store) -> _C.DeviceTransport | None:
                 "or shm"
             )
         return None
+    with contextlib.suppress(ImportError):  # nothing but compression needs its kernels
+        importlib.import_module("torch_hvd._cuda")
     return _C.DeviceTransport(_make(opts, PrefixStore("nccl", store)), DEVICE)
 
 
