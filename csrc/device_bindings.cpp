@@ -164,8 +164,8 @@ void encode_pieces(
   for (const auto& residual : residuals) {
     check_memory(residual, message, at::kFloat);
   }
-  const auto pieces = packing.pieces(tensors, residuals);
   const OnDevice kernels(message.device());
+  const auto pieces = packing.pieces(tensors, residuals);
   kernels->encode(
       codec,
       number_in(tensors.front()),
@@ -181,8 +181,9 @@ void decode_pieces(
     const std::string& compression,
     int32_t block) {
   const Codec codec = codec_of(compression, block);
-  const auto pieces = Packing(codec, tensors, message).pieces(tensors, {});
+  const Packing packing(codec, tensors, message);
   const OnDevice kernels(message.device());
+  const auto pieces = packing.pieces(tensors, {});
   kernels->decode(
       codec,
       number_in(tensors.front()),

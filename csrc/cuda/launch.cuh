@@ -1,7 +1,8 @@
 #pragma once
 
-// How kernels over tiles are launched: as many blocks of threads as the device
-// runs at once, each of whose warps takes every so-manieth tile.
+// How kernels over tiles are launched: with as many warps as the device runs at
+// once, or as there are tiles; each takes the next tile that none has taken,
+// counting in steps of their number.
 
 #include "codec/fours.h"
 #include "cuda/list.h"
