@@ -16,6 +16,9 @@ namespace {
 // Values of each shard in a segment: its kernels run while another is on its
 // way. A multiple of every block.
 constexpr int64_t kSegment = 4 * 1024 * 1024;
+// Shards and messages begin where kernels are at their best: values and bytes.
+constexpr int64_t kShardUnit = 1024;
+constexpr int64_t kMessageUnit = 128;
 
 Number number_of(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
@@ -48,7 +51,7 @@ class CompressedAllreduce {
       begins_.push_back(end_);
       end_ += round_up(member->signature.count, codec_.block);
     }
-    shard_ = round_up((end_ + size_ - 1) / size_, codec_.block);
+    shard_ = round_up((end_ + size_ - 1) / size_, kShardUnit);
     if (auto* residual = members_[0]->residual.get()) {
       feed_back(*residual);
     }
@@ -76,7 +79,8 @@ class CompressedAllreduce {
     Segment(int64_t from, const CompressedAllreduce& whole)
         : begin(from),
           count(std::min(kSegment, whole.shard_ - from)),
-          message(encoded_bytes(whole.codec_, count)) {}
+          message(
+              round_up(encoded_bytes(whole.codec_, count), kMessageUnit)) {}
 
     const int64_t begin; ///< in each shard
     const int64_t count; ///< values

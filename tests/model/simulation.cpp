@@ -150,6 +150,7 @@ Simulation::Rank::Rank(
         std::make_shared<Engine>(
             std::make_unique<MemoryTransport>(
                 simulation.networks_[group], rank),
+            /*device=*/nullptr,
             Witness(
                 c10::make_intrusive<c10d::PrefixStore>(name, store),
                 rank,

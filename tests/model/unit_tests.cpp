@@ -257,6 +257,7 @@ void test_burst(const c10::intrusive_ptr<c10d::Store>& store) {
     engines.push_back(
         std::make_shared<Engine>(
             std::make_unique<MemoryTransport>(network, rank),
+            /*device=*/nullptr,
             Witness(group_store, rank, kRanks, "burst"),
             std::make_shared<Statistics>("burst", std::vector<double>{}),
             settings));
