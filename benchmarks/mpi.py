@@ -41,7 +41,7 @@ QUICK_SIZES = (4, 1 << 10, 1 << 16, 1 << 20, 1 << 24)
 SIZES = tuple(4 ** (i + 1) for i in range(13))  # 4 B to 64 MB
 BUDGET_S, QUICK_BUDGET_S = 6.0, 2.0
 ALLREDUCE = "MPI_Allreduce"
-# Hosts of a rig have one name, and ranks come to differ on whether Open MPI's han applies.
+# Ranks of a rig came to differ on whether the han of Open MPI applies, and waited for ever.
 ON_HOSTS = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMPI_MCA_coll": "^han"}
 
 
