@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import time
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -38,6 +40,24 @@ def cpu_seconds(pid: int) -> float:
     """CPU time that all threads of a living process have taken."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Load:
+    """What others do on this machine, from the making of this on."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        """`pids`: of the processes that are not others."""
+        self._pids = pids
+        self._begin = self._now()
+
+    def foreign(self) -> float:
+        """CPU time that others have taken, in cores."""
+        now = self._now()
+        wall, busy, ours = (end - begin for end, begin in zip(now, self._begin, strict=True))
+        return max(0.0, (busy - ours) / wall)
+
+    def _now(self) -> tuple[float, float, float]:
+        return time.monotonic(), busy_seconds(), sum(map(cpu_seconds, self._pids))
 
 
 def _cpu_model() -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,9 +9,9 @@ import pytest
 
 from benchmarks.contenders import Contender
 from benchmarks.interleave import Blocks
-from benchmarks.machine import busy_seconds, cpu_seconds
+from benchmarks.machine import Load
 from benchmarks.ranks import Ranks
-from benchmarks.rows import Row, Spread, ratio_interval, slowest
+from benchmarks.rows import Row, compare, slowest
 
 Case = Callable[..., dict[str, Blocks]]
 
@@ -60,13 +59,11 @@ class Bench:
         names = (self.ranks.backend, self.ranks.baseline)
         if not hooks and any(Contender.parse(name).hook for name in names):
             pytest.skip("a communication hook means something to a DDP step only")
-        pids = self.ranks.start()
-        start, busy, ours = time.monotonic(), busy_seconds(), sum(map(cpu_seconds, pids))
+        load = Load(self.ranks.start())
         answers = self.ranks.run(
             case, timeout_s=self.budget_s + GRACE_S, budget_s=self.budget_s, **arguments
         )
-        others = busy_seconds() - busy - (sum(map(cpu_seconds, pids)) - ours)
-        foreign = max(0.0, others / (time.monotonic() - start))
+        foreign = load.foreign()
         blocks = {
             name: [
                 [seconds / trips for seconds in block]
@@ -74,28 +71,20 @@ class Bench:
             ]
             for name in answers[0]
         }
-        spread = {name: Spread.of(samples) for name, samples in blocks.items()}
-        low, high = ratio_interval(blocks["backend"], blocks["baseline"])
-        algbw = size / spread["backend"].median / 1e3
-        row = Row(
-            op=op,
-            size=size,
-            dtype="float32",
-            world_size=self.ranks.size,
-            backend=self.ranks.backend,
-            baseline=self.ranks.baseline,
-            calls=sum(map(len, blocks["backend"])),
-            time=spread["backend"],
-            baseline_time=spread["baseline"],
-            limit_time=spread["limit"],
-            algbw=algbw,
-            busbw=algbw * bus_factor,
-            ratio=spread["backend"].median / spread["baseline"].median,
-            low=low,
-            high=high,
-            target=target,
-            foreign=foreign,
-            link=self.ranks.link,
-            wire_bytes=wire_bytes,
+        self.keep(
+            compare(
+                blocks["backend"],
+                blocks["baseline"],
+                blocks["limit"],
+                op=op,
+                size=size,
+                bus_factor=bus_factor,
+                world_size=self.ranks.size,
+                backend=self.ranks.backend,
+                baseline=self.ranks.baseline,
+                target=target,
+                foreign=foreign,
+                link=self.ranks.link,
+                wire_bytes=wire_bytes,
+            )
         )
-        self.keep(row)

@@ -41,7 +41,6 @@ class Row:
 
     op: str
     size: int
-    dtype: str
     world_size: int
     backend: str
     baseline: str
@@ -57,7 +56,8 @@ class Row:
     target: float | None
     foreign: float
     link: str | None
-    wire_bytes: float | None
+    wire_bytes: float | None = None
+    dtype: str = "float32"
 
     @property
     def percent_of_limit(self) -> float:
@@ -69,6 +69,35 @@ class Row:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"percent_of_limit": self.percent_of_limit}
+
+
+def compare(
+    backend_blocks: Blocks,
+    baseline_blocks: Blocks,
+    limit_blocks: Blocks,
+    *,
+    size: int,
+    bus_factor: float,
+    **facts: Any,
+) -> Row:
+    """The row of these samples, each that of the slowest rank; `facts` are the row's own fields."""
+    time = Spread.of(backend_blocks)
+    baseline_time = Spread.of(baseline_blocks)
+    low, high = ratio_interval(backend_blocks, baseline_blocks)
+    algbw = size / time.median / 1e3
+    return Row(
+        size=size,
+        calls=sum(map(len, backend_blocks)),
+        time=time,
+        baseline_time=baseline_time,
+        limit_time=Spread.of(limit_blocks),
+        algbw=algbw,
+        busbw=algbw * bus_factor,
+        ratio=time.median / baseline_time.median,
+        low=low,
+        high=high,
+        **facts,
+    )
 
 
 def slowest(ranks: Sequence[Blocks]) -> Blocks:

@@ -77,14 +77,14 @@ void bind_mpi(py::module_& module) {
       without_gil);
   module.def(
       "mpi_transport",
-      [](int rank, const std::vector<Rank>& ranks, int tag, bool one_host)
-          -> std::unique_ptr<Transport> {
-        return std::make_unique<MpiTransport>(rank, ranks, tag, one_host);
+      [](int rank,
+         const std::vector<Rank>& ranks,
+         int tag) -> std::unique_ptr<Transport> {
+        return std::make_unique<MpiTransport>(rank, ranks, tag);
       },
       py::arg("rank"),
       py::arg("ranks"),
       py::arg("tag"),
-      py::arg("one_host"),
       without_gil);
   module.def("finalise_mpi", [] { World::instance().finalise(); }, without_gil);
 }

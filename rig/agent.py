@@ -1,4 +1,8 @@
-"""mpirun over the hosts of a rig: a program in place of ssh that enters the host it is given."""
+"""mpirun over the hosts of a rig: a program in place of ssh that enters the host it is given.
+
+A host that is entered so has a name and a /dev/shm of its own: Open MPI names the memory that ranks
+of a host share after the host, the job and their places, and decides by the name who is near.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,17 @@ from pathlib import Path
 
 from rig.hosts import Hosts
 
-_AGENT = """#!{python}
+_AGENT = """\
+#!{python}
 import os, sys
 hosts = {hosts!r}
 words = sys.argv[1:]
 while words[0] not in hosts:  # options of ssh
     del words[0]
-enter = ["nsenter", "--net=" + hosts[words[0]], "sh", "-c", " ".join(words[1:])]
-os.execvp("nsenter", enter)
+name = "host-" + words[0].replace(".", "-")
+own = "mount -t tmpfs none /dev/shm && echo " + name + " > /proc/sys/kernel/hostname && "
+enter = ["nsenter", "--net=" + hosts[words[0]], "unshare", "--mount", "--uts"]
+os.execvp("nsenter", [*enter, "sh", "-c", own + "{{ " + " ".join(words[1:]) + "\\n}}"])
 """
 
 

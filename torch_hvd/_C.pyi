@@ -189,13 +189,12 @@ class MpiRank:
 
     def __init__(self, number: int, life: int) -> None: ...
 
-def mpi_transport(rank: int, ranks: Sequence[MpiRank], tag: int, one_host: bool) -> Transport:
+def mpi_transport(rank: int, ranks: Sequence[MpiRank], tag: int) -> Transport:
     """Of a part of the MPI world, whose processes all make it now.
 
     Args:
         rank: of this process among `ranks`.
         tag: an even one, the same on every rank, of no other group that is being made.
-        one_host: whether all ranks are on one.
     """
 
 def mpi_is_loaded(name: str) -> bool:

@@ -254,8 +254,7 @@ def connect(
         _forget_names()
     _check_places(places, library)
     ranks = [_C.MpiRank(theirs["rank"], _life(theirs, mine)) for theirs in places]
-    one_host = len(set(hosts)) == 1
-    return _C.mpi_transport(rank, ranks, places[0]["tag"], one_host), library
+    return _C.mpi_transport(rank, ranks, places[0]["tag"]), library
 
 
 def end() -> None:

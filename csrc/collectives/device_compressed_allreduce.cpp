@@ -20,17 +20,6 @@ constexpr int64_t kSegment = 4 * 1024 * 1024;
 constexpr int64_t kShardUnit = 1024;
 constexpr int64_t kMessageUnit = 128;
 
-Number number_of(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kHalf:
-      return Number::Float16;
-    case at::kBFloat16:
-      return Number::BFloat16;
-    default:
-      return Number::Float32;
-  }
-}
-
 /// The blocks of all members, one after the other, as if they were one tensor;
 /// a shard of them belongs to each rank, the last ones may end in blocks that
 /// nobody has.
@@ -44,7 +33,7 @@ class CompressedAllreduce {
         kernels_(*device_kernels(transport.type())),
         codec_(members[0]->signature.codec),
         like_(members[0]->outputs[0]),
-        number_(number_of(like_)),
+        number_(number_of(like_.scalar_type()).value()),
         stream_(native_handle(current_stream(like_.device()))),
         size_(members[0]->divisor) {
     for (const Collective* member : members_) {
@@ -79,8 +68,7 @@ class CompressedAllreduce {
     Segment(int64_t from, const CompressedAllreduce& whole)
         : begin(from),
           count(std::min(kSegment, whole.shard_ - from)),
-          message(
-              round_up(encoded_bytes(whole.codec_, count), kMessageUnit)) {}
+          message(round_up(encoded_bytes(whole.codec_, count), kMessageUnit)) {}
 
     const int64_t begin; ///< in each shard
     const int64_t count; ///< values

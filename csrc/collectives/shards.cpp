@@ -65,9 +65,8 @@ ShardReduction::ShardReduction(
       lane_(lane),
       elements_(segment_elements(shards_[0], transport)),
       count_(segment_count(shards_, elements_)) {
-  while (posted_ < std::min(count_, transport.segments_ahead())) {
-    post_receive();
-  }
+  // Sends first: a transport may copy what has come when a receive is posted,
+  // and the peers would wait for that.
   for (int64_t index = 0; index < count_; ++index) {
     std::vector<Transfer> sends;
     for (int peer = 0; peer < transport_.size(); ++peer) {
@@ -76,6 +75,9 @@ ShardReduction::ShardReduction(
       }
     }
     sends_.push_back(transport_.exchange(sends, {}, lane_));
+  }
+  while (posted_ < std::min(count_, transport.segments_ahead())) {
+    post_receive();
   }
 }
 

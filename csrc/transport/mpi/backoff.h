@@ -11,8 +11,9 @@
 namespace hvd::mpi {
 
 /// How a thread waits for what it has to ask for again and again: it spins for
-/// as long as small messages take, then lets others run, and sleeps for longer
-/// and longer, so that ranks that wait leave the cores to those that compute.
+/// a moment, then lets others run between two questions, and then sleeps for
+/// longer and longer, so that ranks that wait leave the cores to those that
+/// compute.
 class Backoff {
  public:
   /// `spin`: at first; nothing where there are more ranks than cores.

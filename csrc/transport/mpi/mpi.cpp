@@ -15,12 +15,16 @@ using mpi::World;
 
 namespace {
 
-// Longer than a peer that runs needs for a small message. With more ranks than
-// cores it would keep that peer from running.
-constexpr std::chrono::microseconds kSpin{50};
+// How long a thread that waits keeps its core to itself. With more ranks than
+// cores it would keep from running whom it waits for.
+constexpr std::chrono::microseconds kSpin{5};
 
 // How often a thread that waits looks for what else may have happened.
 constexpr std::chrono::milliseconds kLook{5};
+
+// For how long an exchange of large messages need not look for that: looking
+// also copies what has come, and this rank's own messages would leave later.
+constexpr std::chrono::milliseconds kSeldom{1};
 
 // Nobody gives up on a rank that was busy elsewhere for less.
 constexpr std::chrono::milliseconds kAway{100};
@@ -75,11 +79,7 @@ class MpiTransport::MpiRequest final : public Request {
   std::shared_ptr<Pending> pending_;
 };
 
-MpiTransport::MpiTransport(
-    int rank,
-    const std::vector<Rank>& ranks,
-    int tag,
-    bool one_host)
+MpiTransport::MpiTransport(int rank, const std::vector<Rank>& ranks, int tag)
     : Transport(rank, static_cast<int>(ranks.size())),
       peers_(std::vector<pid_t>(ranks.size(), -1), column(ranks, &Rank::life)),
       own_(
@@ -90,7 +90,6 @@ MpiTransport::MpiTransport(
           World::instance().communicator().create(
               column(ranks, &Rank::number),
               tag + 1)),
-      one_host_(one_host),
       max_tag_(users_->max_tag()),
       lane_tags_((own_->max_tag() - kFirstLaneTag + 1) / kPlaces),
       spin_(spin_among(ranks)),
@@ -128,22 +127,24 @@ template <typename TagOf>
 RequestPtr MpiTransport::start(
     const std::vector<Transfer>& sends,
     const std::vector<Transfer>& receives,
+    Clock::duration unseen,
     TagOf tag_of) {
   check_open();
   if (!sends.empty()) {
-    check_meanwhile();
+    check_meanwhile(unseen);
   }
   auto pending = std::make_shared<Pending>(own_->messages());
   auto request = std::make_unique<MpiRequest>(*this, pending);
-  for (const auto& [peer, buffer] : receives) {
-    if (buffer.numel() > 0) {
-      pending->receive(buffer, peer, tag_of(buffer));
-    }
-  }
+  // In this order: MPI copies what has come when a receive is posted.
   for (const auto& [peer, buffer] : sends) {
     if (buffer.numel() > 0) {
       sent_bytes_ += buffer.nbytes();
       pending->send(buffer, peer, tag_of(buffer));
+    }
+  }
+  for (const auto& [peer, buffer] : receives) {
+    if (buffer.numel() > 0) {
+      pending->receive(buffer, peer, tag_of(buffer));
     }
   }
   return request;
@@ -153,7 +154,7 @@ RequestPtr MpiTransport::exchange(
     const std::vector<Transfer>& sends,
     const std::vector<Transfer>& receives,
     const Lane& lane) {
-  return start(sends, receives, [&](const at::Tensor& buffer) {
+  return start(sends, receives, kSeldom, [&](const at::Tensor& buffer) {
     return tag_of(lane, buffer);
   });
 }
@@ -161,7 +162,8 @@ RequestPtr MpiTransport::exchange(
 RequestPtr MpiTransport::exchange_frames(
     const std::vector<Transfer>& sends,
     const std::vector<Transfer>& receives) {
-  return start(sends, receives, [](const at::Tensor&) { return kFrameTag; });
+  const auto tag_of = [](const at::Tensor&) { return kFrameTag; };
+  return start(sends, receives, {}, tag_of);
 }
 
 template <typename Post>
@@ -233,9 +235,12 @@ void MpiTransport::wait(Pending& pending, Deadline deadline) {
   }
 }
 
-void MpiTransport::check_meanwhile() {
+void MpiTransport::check_meanwhile(Clock::duration unseen) {
   const auto now = Clock::now().time_since_epoch();
   const auto away = now - last_start_.exchange(now);
+  if (away < unseen) {
+    return;
+  }
   // Each look takes in a message or two, and the notice is behind others.
   for (int looks = away < kAway ? 1 : kManyLooks; looks > 0; --looks) {
     check_notices();

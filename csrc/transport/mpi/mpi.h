@@ -31,12 +31,7 @@ class MpiTransport final : public Transport {
 
   /// `ranks`: by their numbers in the group; all of them make it now. `tag`:
   /// even, the same on all, and of no other group made at that time.
-  /// `one_host`: whether they share one.
-  MpiTransport(
-      int rank,
-      const std::vector<Rank>& ranks,
-      int tag,
-      bool one_host);
+  MpiTransport(int rank, const std::vector<Rank>& ranks, int tag);
   ~MpiTransport() override;
 
   const char* name() const override {
@@ -48,14 +43,6 @@ class MpiTransport final : public Transport {
   /// Also sees to the user's messages that were dropped.
   void attend(Deadline until) override;
   bool is_gone(int peer) const override;
-  /// Inside a host, what arrives is still in the core's second-level cache when
-  /// it is folded, as over shared memory.
-  int64_t segment_bytes() const override {
-    return one_host_ ? 256 * 1024 : Transport::segment_bytes();
-  }
-  int64_t segments_ahead() const override {
-    return one_host_ ? 2 : Transport::segments_ahead();
-  }
   RequestPtr exchange(
       const std::vector<Transfer>& sends,
       const std::vector<Transfer>& receives,
@@ -89,6 +76,7 @@ class MpiTransport final : public Transport {
   RequestPtr start(
       const std::vector<Transfer>& sends,
       const std::vector<Transfer>& receives,
+      Clock::duration unseen,
       TagOf tag_of);
   template <typename Post>
   RequestPtr start_users(Post post);
@@ -99,8 +87,9 @@ class MpiTransport final : public Transport {
   /// Looks for what ends a wait other than its message. Throws TransportError.
   void look_around(Pending& pending) const;
   /// Whether another rank has given up while this one was elsewhere: what it
-  /// had sent before would be taken for success. Throws TransportError.
-  void check_meanwhile();
+  /// had sent before would be taken for success. Does nothing if that has been
+  /// for less than `unseen`. Throws TransportError.
+  void check_meanwhile(Clock::duration unseen);
   /// Throws TransportError once another rank has said that it gives up.
   void check_notices() const;
   /// Of a request that is gone: for what was not waited for.
@@ -110,7 +99,6 @@ class MpiTransport final : public Transport {
   const shm::Peers peers_;
   const std::unique_ptr<mpi::Communicator> own_; ///< for exchanges
   const std::unique_ptr<mpi::Communicator> users_;
-  const bool one_host_;
   const int max_tag_;
   const int lane_tags_; ///< how many there are for one place in the sequence
   const std::chrono::microseconds spin_;

@@ -1,0 +1,202 @@
+"""all_reduce over MPI against a plain loop on the same MPI library, and against stock gloo.
+
+    python -m benchmarks.mpi                              # 2 ranks; hvdrun starts them by mpirun
+    python -m benchmarks.mpi -np 4 --quick --mpirun /usr/bin/mpirun
+    python -m benchmarks.mpi --link 1gbit --quick         # on hosts of their own; root
+    mpirun -np 2 python -m benchmarks.mpi                 # by hand
+
+The plain loop is mpi4py's MPI_Allreduce, in place on the tensor's memory, in the library that hvd
+uses: a process has one libmpi, or it ends with an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.contenders import Contender
+from benchmarks.interleave import Trial, interleave
+from benchmarks.machine import Load, facts
+from benchmarks.payload import calls_per_block, pattern, two_copies
+from benchmarks.ranks import ENVIRONMENT, GROUP_TIMEOUT_S, GROUPS, Rank
+from benchmarks.report import describe, markdown
+from benchmarks.rows import Row, compare, slowest
+from rig.agent import agent
+from rig.hosts import INTERFACE, Hosts
+from torch_hvd import _mpi, launchers
+
+QUICK_SIZES = (4, 1 << 10, 1 << 16, 1 << 20, 1 << 24)
+SIZES = tuple(4 ** (i + 1) for i in range(13))  # 4 B to 64 MB
+BUDGET_S, QUICK_BUDGET_S = 6.0, 2.0
+ALLREDUCE = "MPI_Allreduce"
+# Ranks of a rig came to differ on whether the han of Open MPI applies, and waited for ever.
+ON_HOSTS = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMPI_MCA_coll": "^han"}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("-np", type=int, default=2, help="ranks")
+    parser.add_argument("--mpirun", help="that of the MPI to measure; hvdrun finds one")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes, less time for each")
+    parser.add_argument("--backend", default="hvd:transport=mpi", help="what is measured")
+    parser.add_argument("--link", metavar="RATE", help="ranks on hosts behind such links: 1gbit")
+    parser.add_argument("--per-host", type=int, default=1, metavar="N", help="ranks on each")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write one JSON line per row")
+    return parser.parse_args()
+
+
+def start(options: argparse.Namespace, lines: Path) -> None:
+    """Start this program's ranks, which write `lines`. Raises CalledProcessError."""
+    command = [sys.executable, "-m", "torch_hvd.hvdrun", "--mpi", "-np", str(options.np)]
+    command += ["--mpirun", options.mpirun] if options.mpirun else []
+    variables = {**os.environ, **ENVIRONMENT}
+    with ExitStack() as stack:
+        if options.link:
+            count = -(-options.np // options.per_host)
+            hosts = stack.enter_context(Hosts(count, options.link))
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            variables |= agent(hosts, count, Path(folder))
+            places = [f"{hosts.address(host)}:{options.per_host}" for host in range(count)]
+            command = [*hosts.command(0), *command, "-H", ",".join(places)]
+            variables |= ON_HOSTS
+        script = [sys.executable, "-m", "benchmarks.mpi", *sys.argv[1:], "--json", str(lines)]
+        subprocess.run([*command, *script], env=variables, check=True)
+
+
+def mpi4py() -> Any:
+    """mpi4py's module, of the libmpi that hvd takes. Raises RuntimeError where that cannot be."""
+    with_its_abi = ("libmpi.so.40", "libmpi.so.12")
+    found = [path for path in _mpi.candidates(os.environ) if Path(path).name in with_its_abi]
+    os.environ.setdefault("MPI4PY_LIBMPI", found[0])
+    from mpi4py import MPI
+
+    os.environ.setdefault("HVD_LIBMPI", os.environ["MPI4PY_LIBMPI"])
+    return MPI
+
+
+def check_one_library() -> None:
+    """Raises RuntimeError if this process has two."""
+    mapped = Path("/proc/self/maps").read_text().split()
+    found = {path for path in mapped if Path(path).name.startswith(("libmpi.so", "libmpi_abi.so"))}
+    if len(found) != 1:
+        raise RuntimeError(f"hvd and mpi4py are to have one MPI library, and have {sorted(found)}")
+
+
+def join(backend: str) -> Rank:
+    timeout = timedelta(seconds=GROUP_TIMEOUT_S)
+    dist.init_process_group("gloo", timeout=timeout)
+    control = dist.group.WORLD
+    assert control is not None
+    contenders = {"backend": Contender.parse(backend), "baseline": Contender.parse("gloo")}
+    groups = {
+        name: tuple(contender.new_group(timeout) for _ in range(GROUPS))
+        for name, contender in contenders.items()
+    }
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return Rank(rank, size, control, groups["backend"], groups["baseline"], contenders)
+
+
+def trials(rank: Rank, mpi: Any, count: int) -> tuple[Trial, dict[str, list[Trial]]]:
+    """The memory limit and the contenders, for sums of `count` float32."""
+    calls = calls_per_block(4 * count)
+    tensors = [torch.empty(count) for _ in range(calls)]
+    source = pattern(count) * (rank.rank + 1)
+    expected = pattern(count) * (rank.size * (rank.size + 1) // 2)
+
+    def fill() -> None:
+        for tensor in tensors:
+            tensor.copy_(source)
+
+    def check() -> None:
+        assert all(torch.equal(tensor, expected) for tensor in tensors), "wrong sum"
+
+    def over(group: dist.ProcessGroup) -> Trial:
+        return Trial(calls, fill, lambda i: dist.all_reduce(tensors[i], group=group), check)
+
+    def plain(communicator: Any) -> Trial:
+        arrays = [tensor.numpy() for tensor in tensors]
+        return Trial(calls, fill, lambda i: communicator.Allreduce(mpi.IN_PLACE, arrays[i]), check)
+
+    contenders = {
+        "backend": [over(group) for group in rank.backend],
+        "baseline": [over(group) for group in rank.baseline],
+        "plain": [plain(mpi.COMM_WORLD.Dup()) for _ in rank.backend],
+    }
+    return two_copies(source, tensors), contenders
+
+
+def target(baseline: str, nbytes: int, rank: Rank, link: str | None) -> float | None:
+    """The promised ratio: 0.9 of the plain loop's bandwidth, three times its latency."""
+    if baseline != ALLREDUCE:
+        return None if link else 1.0
+    if nbytes >= 1 << 20:
+        return 1 / 0.9
+    return 3.0 if nbytes <= 1 << 10 and rank.size <= len(os.sched_getaffinity(0)) else None
+
+
+def measure(options: argparse.Namespace) -> Iterator[Row]:
+    """On every rank; the rows are rank 0's."""
+    mpi = mpi4py()
+    rank = join(options.backend)
+    check_one_library()
+    library = mpi.Get_library_version().partition(",")[0].partition("\n")[0].strip("\0 ")
+    names = {"baseline": "gloo", "plain": f"{ALLREDUCE} of {library}"}
+    pids: list[Any] = [None] * rank.size
+    dist.all_gather_object(pids, os.getpid(), group=rank.control)
+    budget_s = QUICK_BUDGET_S if options.quick else BUDGET_S
+    for nbytes in QUICK_SIZES if options.quick else SIZES:
+        load = Load(pids)
+        blocks = interleave(rank, *trials(rank, mpi, nbytes // 4), budget_s)
+        everyones: list[Any] = [None] * rank.size
+        dist.all_gather_object(everyones, blocks, group=rank.control)
+        if rank.rank == 0:
+            of_all = {name: slowest([each[name] for each in everyones]) for name in blocks}
+            for baseline, name in names.items():
+                yield compare(
+                    of_all["backend"],
+                    of_all[baseline],
+                    of_all["limit"],
+                    op="all_reduce",
+                    size=nbytes,
+                    bus_factor=2 * (rank.size - 1) / rank.size,
+                    world_size=rank.size,
+                    backend=options.backend,
+                    baseline=name,
+                    target=target(name.partition(" ")[0], nbytes, rank, options.link),
+                    foreign=load.foreign(),
+                    link=options.link,
+                )
+
+
+def main() -> None:
+    options = parse()
+    if launchers.find(os.environ, launchers.launcher_process):
+        rows = [row.as_json() for row in measure(options)]
+        if dist.get_rank() == 0 and options.json:
+            lines = [json.dumps(row | {"machine": facts()}) for row in rows]
+            options.json.write_text("".join(f"{line}\n" for line in lines))
+        elif dist.get_rank() == 0:
+            print(f"{describe(facts())}\n\n{markdown(rows)}")
+        dist.destroy_process_group()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        file: Path = options.json or Path(folder, "rows.jsonl")
+        start(options, file.resolve())
+        found = map(json.loads, file.read_text().splitlines())
+        print(f"{describe(facts())}\n\n{markdown(found)}")
+
+
+if __name__ == "__main__":
+    main()
