@@ -41,7 +41,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if mark is not None:
         backend = metafunc.config.getoption("--backend")
         transports = mark.kwargs.get("transports", TRANSPORTS)
-        pools = [(backend, transport, size) for transport in transports for size in mark.args]
+        pools = [
+            (backend, transport, size)
+            for transport in transports
+            for size in mark.args
+            if size > 1 or transport == transports[0]  # alone, a rank has none
+        ]
         pools += [(backend, HOSTS, size) for size in mark.kwargs.get("hosts", ())]
         pools += [(backend, "mpi", size) for size in mark.kwargs.get("mpi", ())]
         pools += [(standin.NAME, "auto", size) for size in mark.kwargs.get("standin", ())]

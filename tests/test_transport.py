@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -22,7 +23,11 @@ MB = 1 << 18  # float32 elements
 
 
 def chosen(
-    monkeypatch: pytest.MonkeyPatch, wanted: str, hosts: list[str], launched: int = 0
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: str,
+    hosts: list[str],
+    launched: int = 0,
+    fast_networks: Sequence[str] = ("/sys/class/net",),
 ) -> list[str]:
     """What each rank chooses, or the error it gets; ranks are threads, and mpirun has started the
     first of them, as many as said.
@@ -30,6 +35,7 @@ def chosen(
     here = threading.local()
     monkeypatch.setattr(_shm, "host_id", lambda environ: here.host)
     monkeypatch.setattr(_mpi, "launcher", lambda environ: here.launcher)
+    monkeypatch.setattr(_mpi, "FAST_NETWORKS", fast_networks)
     store = dist.HashStore()
 
     def choose(rank: int) -> str:
@@ -69,7 +75,12 @@ def test_choice(
     assert chosen(monkeypatch, wanted, hosts) == [expected] * len(hosts)
 
 
-@pytest.mark.parametrize("launched", [1, 3])
+def test_choice_under_mpirun_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen(monkeypatch, "auto", ["a", "b", "a"], 3, ["/nowhere"]) == ["shm+gloo"] * 3
+    some = chosen(monkeypatch, "auto", ["a", "b", "a"], 2)  # ranks that mpirun has started
+    assert some == ["shm+gloo"] * 3
+
+
 @pytest.mark.parametrize(
     ("wanted", "hosts", "expected"),
     [
@@ -81,10 +92,9 @@ def test_choice(
     ],
 )
 def test_choice_under_mpirun(
-    monkeypatch: pytest.MonkeyPatch, wanted: str, hosts: list[str], expected: str, launched: int
+    monkeypatch: pytest.MonkeyPatch, wanted: str, hosts: list[str], expected: str
 ) -> None:
-    """Alike on all ranks, though mpirun should have started only some."""
-    assert chosen(monkeypatch, wanted, hosts, launched) == [expected] * len(hosts)
+    assert chosen(monkeypatch, wanted, hosts, 3) == [expected] * len(hosts)
 
 
 def test_memory_that_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from torch_hvd import _log, _shm, launchers
 from torch_hvd._load import _C
+
+FAST_NETWORKS: Sequence[str] = ("/sys/class/infiniband", "/sys/class/cxi")
 
 _STANDARD, _MPICH, _OPEN_MPI = "libmpi_abi.so.1", "libmpi.so.12", "libmpi.so.40"
 
@@ -46,6 +48,16 @@ def launcher(environ: Mapping[str, str]) -> str | None:
     if "PMI_RANK" in environ and ("PMI_FD" in environ or "PMI_PORT" in environ):
         return "PMI"
     return None
+
+
+def has_fast_network(environ: Mapping[str, str]) -> bool:
+    """Whether MPI has started this process on a host with a network that MPI is made for.
+
+    InfiniBand, Omni-Path, RoCE and EFA are in the first of these folders, Slingshot is in the
+    other. Over TCP large messages take longer by MPI than by Gloo.
+    """
+    devices = any(Path(folder).is_dir() and os.listdir(folder) for folder in FAST_NETWORKS)
+    return devices and launcher(environ) is not None
 
 
 def _launched_size(environ: Mapping[str, str]) -> int | None:

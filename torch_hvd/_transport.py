@@ -50,8 +50,8 @@ def choose(wanted: str, store: Store, rank: int, size: int) -> Choice:
 
     Returns:
         "none" for a group of one; else `wanted`, or for "auto" the fastest: "shm" for one host,
-        "mpi" between hosts if a launcher of MPI has started ranks, else "gloo", and both, as
-        "shm+gloo", for several hosts with several ranks.
+        "mpi" between hosts if MPI has started all ranks and they have a fast network, else "gloo",
+        and both, as "shm+gloo", for several hosts with several ranks.
 
     Raises:
         ValueError: `wanted` cannot be had, on every rank alike; says why.
@@ -59,7 +59,7 @@ def choose(wanted: str, store: Store, rank: int, size: int) -> Choice:
     if size == 1:
         return Choice("", "", [0])
     keys = [f"host/{peer}" for peer in range(size)]
-    mine = [_shm.host_id(os.environ), os.uname().nodename, _mpi.launcher(os.environ)]
+    mine = [_shm.host_id(os.environ), os.uname().nodename, _mpi.has_fast_network(os.environ)]
     store.set(keys[rank], json.dumps(mine))
     known = [json.loads(text) for text in store.multi_get(keys)]
     names = list(dict.fromkeys(host for host, _, _ in known))
@@ -75,7 +75,7 @@ def choose(wanted: str, store: Store, rank: int, size: int) -> Choice:
         return Choice("shm", "", hosts)
     if wanted != "auto":
         return Choice("", wanted, hosts)
-    far = "mpi" if any(launcher for _, _, launcher in known) else "gloo"
+    far = "mpi" if all(is_fast for _, _, is_fast in known) else "gloo"
     return Choice("shm" if len(names) < size else "", far, hosts)
 
 
