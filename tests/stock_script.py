@@ -29,4 +29,9 @@ if hasattr(torch._C._distributed_c10d, "FlightRecorderHook"):
     dump = pickle.loads(recorder._dump_fr_trace(backend="hvd"))
     names = [entry["profiling_name"] for entry in dump["entries"]]
     assert any("hvd:all_reduce" in name for name in names), names
+    # And it splits groups on the host, too.
+    turned: Any = dist.split_group(split_ranks=[list(reversed(range(size)))])
+    assert turned.rank() == size - 1 - rank, turned
+    dist.all_reduce(ranks.fill_(1.0), group=turned)
+    assert ranks.item() == size, ranks
 dist.destroy_process_group()

@@ -185,7 +185,7 @@ def test_what_follows_the_command_is_its_own(capsys: pytest.CaptureFixture[str])
         ("-np 2 --mpirun {folder}/other true", "other is neither of Open MPI nor of MPICH"),
         ("-np 2 --mpi-args=-v true", "--mpi-args and --binding-args are for mpirun: add --mpi"),
         ("-np 2 --mpi --gloo true", "not allowed with argument"),
-        ("-np 2 --nccl true", "NCCL is not in this version"),
+        ("-np 2 --nccl --gloo true", "not allowed with argument"),
         ("-np 2 --compression int3 true", "invalid choice: 'int3'"),
         ("-np 2 --cycle-time-ms 5 true", "--cycle-time-ms has no meaning here: there is no cycle"),
         ("-np 2 --autotune true", "--autotune has no meaning here: there is nothing to tune"),

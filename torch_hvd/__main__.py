@@ -84,6 +84,16 @@ def _mpi() -> str:
     return text if library.speaks_pmi else f"{text}; only under mpirun"
 
 
+def _nccl() -> str:
+    try:
+        from torch_hvd import _nccl
+
+        lacks = _nccl.lacks()
+    except ImportError as error:
+        return f"no: {error}"
+    return f"no: {lacks}" if lacks else "yes, for tensors on GPUs"
+
+
 def _transports() -> Iterator[Fact]:
     if dist.is_available() and dist.is_gloo_available():
         yield "gloo", "yes"
@@ -91,7 +101,7 @@ def _transports() -> Iterator[Fact]:
         yield "gloo", "no: this torch is built without it; install a torch wheel from PyPI"
     yield "shm", _shared_memory()
     yield "mpi", _mpi()
-    yield "nccl", "no: not in this version of torch_hvd, which has gloo, shm and mpi"
+    yield "nccl", _nccl()
 
 
 def _registration() -> Iterator[Fact]:

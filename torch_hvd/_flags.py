@@ -165,7 +165,7 @@ def settings(args: argparse.Namespace) -> dict[str, str]:
     stall = 0.0 if args.no_stall_check else args.stall_check_time
     threshold = args.fusion_threshold_mb
     found = {
-        "HVD_TRANSPORT": "gloo" if args.gloo else None,
+        "HVD_TRANSPORT": "gloo" if args.gloo else "nccl" if args.nccl else None,
         "HVD_FUSION_THRESHOLD": None if threshold is None else round(threshold * (1 << 20)),
         "HVD_COMPRESSION": args.compression,
         "HVD_TIMELINE": args.timeline_filename,

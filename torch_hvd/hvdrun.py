@@ -166,8 +166,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         job = job_of(args)
         _settings.resolve(torch_hvd.Options(), {**os.environ, **job.variables})
-        if args.nccl:
-            raise ValueError("--nccl: NCCL is not in this version of torch_hvd")
         command = translate(job, wanted_mpirun(args, job), os.environ)
     except (OSError, ValueError) as error:
         parser.error(str(error))

@@ -51,7 +51,8 @@ def steps() -> Iterator[Step]:
     found = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if Path(found).exists():
         yield from (sanitizer(tool, found) for tool in ("memcheck", "racecheck", "synccheck"))
-    yield Step("kernels", [sys.executable, "-m", "benchmarks.gpu.kernels"])
+    for part in ("kernels", "dispatch"):
+        yield Step(part, [sys.executable, "-m", f"benchmarks.gpu.{part}"])
 
 
 def run(step: Step, log: Path) -> str:
