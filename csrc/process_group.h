@@ -3,23 +3,22 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "arguments.h"
 #include "device_group.h"
+#include "host_group.h"
 #include "engine/engine.h"
 #include "options.h"
 
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
 namespace hvd {
 
-/// The c10d backend "hvd": checks and translates the calls of c10d; the engine
-/// does the rest. c10d's older names of the verbs are overridden, because torch
-/// calls those, or forwards to them, in every version.
+/// The c10d backend "hvd": one part for tensors on the host and one for those
+/// of a device, and what a group has as a whole. c10d's older names of the
+/// verbs are overridden, because torch calls those, or forwards to them, in
+/// every version.
 ///
 /// Threads: every member may be called from any thread, without the GIL.
 class ProcessGroupHVD final : public c10d::Backend {
@@ -135,33 +134,22 @@ class ProcessGroupHVD final : public c10d::Backend {
   void abort() override;
 
  private:
-  Arguments arguments(std::chrono::milliseconds timeout) const;
-  /// Whether such tensors are the device's.
+  /// The part that such tensors are for.
   template <typename T>
-  bool on_device(const T& tensors) const {
-    return on_device_ && on_device_->takes(tensors);
+  c10d::Backend& group_of(const T& tensors) const {
+    if (on_device_ && on_device_->takes(tensors)) {
+      return *on_device_;
+    }
+    return *on_host_;
   }
-  WorkPtr submit(
-      c10d::OpType type,
-      const char* title,
-      const Tensors& inputs,
-      Tensors results,
-      std::vector<Collective> collectives,
-      bool async);
-  WorkPtr noted(WorkPtr work);
-  void check_message(const char* verb, const Tensors& tensors, int tag);
-  void check_peer(const char* verb, int peer);
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const c10::intrusive_ptr<hvd::Options> options_;
   const std::string group_;
-  const CompressionSettings compression_;
   std::shared_ptr<Engine> engine_;
+  c10::intrusive_ptr<HostGroup> on_host_;
   c10::intrusive_ptr<DeviceGroup> on_device_; ///< null if there is no device
   std::atomic<uint64_t> monitored_barriers_{0};
-  std::mutex coalesced_mutex_;
-  /// Works of host tensors between startCoalescing() and endCoalescing().
-  std::optional<std::vector<WorkPtr>> coalesced_;
 };
 
 } // namespace hvd

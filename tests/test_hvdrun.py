@@ -147,6 +147,7 @@ def test_the_mpirun_of_the_environment_is_taken_and_root_allowed(
     ("options", "variables"),
     [
         ("--gloo", {"HVD_TRANSPORT": "gloo"}),
+        ("--nccl", {"HVD_TRANSPORT": "nccl"}),
         ("--fusion-threshold-mb 32", {"HVD_FUSION_THRESHOLD": "33554432"}),
         ("--fusion-threshold-mb 0", {"HVD_FUSION_THRESHOLD": "0"}),
         ("--compression fp8", {"HVD_COMPRESSION": "fp8"}),

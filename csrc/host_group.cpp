@@ -1,0 +1,448 @@
+#include "host_group.h"
+
+#include "work.h"
+
+#include <c10/util/Exception.h>
+
+namespace hvd {
+
+namespace {
+
+void check_lists(const char* verb, size_t count, size_t expected) {
+  TORCH_CHECK(
+      count == expected,
+      "hvd: ",
+      verb,
+      " takes ",
+      expected,
+      " tensor(s) or list(s) here, not ",
+      count);
+}
+
+at::Tensor single(const char* verb, const std::vector<at::Tensor>& tensors) {
+  check_lists(verb, tensors.size(), 1);
+  return tensors[0];
+}
+
+std::vector<at::Tensor> flattened(
+    const std::vector<std::vector<at::Tensor>>& lists) {
+  std::vector<at::Tensor> result;
+  for (const auto& list : lists) {
+    result.insert(result.end(), list.begin(), list.end());
+  }
+  return result;
+}
+
+} // namespace
+
+HostGroup::HostGroup(
+    std::shared_ptr<Engine> engine,
+    c10::intrusive_ptr<hvd::Options> options)
+    : Backend(engine->transport().rank(), engine->transport().size()),
+      engine_(std::move(engine)),
+      options_(std::move(options)),
+      compression_(compression_settings(*options_)) {}
+
+Arguments HostGroup::arguments(std::chrono::milliseconds timeout) const {
+  return {
+      rank_,
+      size_,
+      timeout == c10d::kUnsetTimeout ? options_->timeout : timeout};
+}
+
+HostGroup::WorkPtr HostGroup::submit(
+    c10d::OpType type,
+    const char* title,
+    const Tensors& inputs,
+    Tensors results,
+    std::vector<Collective> collectives,
+    bool async) {
+  if (!engine_->transport().shares_memory()) {
+    for (auto& collective : collectives) {
+      auto& signature = collective.signature;
+      signature.codec = codec_for(signature, compression_, size_);
+    }
+  }
+  // Alone, there is nobody to wait for.
+  const bool caller_waits = !async || size_ == 1;
+  return noted(
+      CollectiveWork::submit(
+          engine_,
+          type,
+          title,
+          inputs,
+          std::move(results),
+          std::move(collectives),
+          caller_waits));
+}
+
+HostGroup::WorkPtr HostGroup::noted(WorkPtr work) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (coalesced_) {
+    coalesced_->push_back(work);
+  }
+  return work;
+}
+
+HostGroup::WorkPtr HostGroup::broadcast(
+    Tensors& tensors,
+    const c10d::BroadcastOptions& opts) {
+  const auto tensor = single("broadcast", tensors);
+  return submit(
+      c10d::OpType::BROADCAST,
+      "hvd:broadcast",
+      tensors,
+      tensors,
+      {arguments(opts.timeout).broadcast(tensor, opts.rootRank)},
+      opts.asyncOp);
+}
+
+HostGroup::WorkPtr HostGroup::allreduce(
+    Tensors& tensors,
+    const c10d::AllreduceOptions& opts) {
+  const auto tensor = single("all_reduce", tensors);
+  return submit(
+      c10d::OpType::ALLREDUCE,
+      "hvd:all_reduce",
+      tensors,
+      tensors,
+      {arguments(opts.timeout).allreduce(tensor, opts.reduceOp)},
+      opts.asyncOp);
+}
+
+HostGroup::WorkPtr HostGroup::allreduce_sparse(
+    Tensors& tensors,
+    const c10d::AllreduceOptions& opts) {
+  return allreduce(tensors, opts);
+}
+
+HostGroup::WorkPtr HostGroup::allreduce_coalesced(
+    Tensors& tensors,
+    const c10d::AllreduceCoalescedOptions& opts) {
+  TORCH_CHECK(!tensors.empty(), "hvd: all_reduce_coalesced of no tensors");
+  const auto args = arguments(opts.timeout);
+  std::vector<Collective> collectives;
+  for (const auto& tensor : tensors) {
+    collectives.push_back(args.allreduce(tensor, opts.reduceOp));
+  }
+  return submit(
+      c10d::OpType::ALLREDUCE_COALESCED,
+      "hvd:all_reduce",
+      tensors,
+      tensors,
+      std::move(collectives),
+      opts.asyncOp);
+}
+
+HostGroup::WorkPtr HostGroup::reduce(
+    Tensors& tensors,
+    const c10d::ReduceOptions& opts) {
+  const auto tensor = single("reduce", tensors);
+  return submit(
+      c10d::OpType::REDUCE,
+      "hvd:reduce",
+      tensors,
+      tensors,
+      {arguments(opts.timeout).reduce(tensor, opts.reduceOp, opts.rootRank)},
+      opts.asyncOp);
+}
+
+HostGroup::WorkPtr HostGroup::allgather(
+    TensorLists& outputs,
+    Tensors& inputs,
+    const c10d::AllgatherOptions& opts) {
+  const auto input = single("all_gather", inputs);
+  check_lists("all_gather", outputs.size(), 1);
+  return submit(
+      c10d::OpType::ALLGATHER,
+      "hvd:all_gather",
+      inputs,
+      outputs[0],
+      {arguments(opts.timeout).allgather(outputs[0], input)},
+      opts.asyncOp);
+}
+
+HostGroup::WorkPtr HostGroup::_allgather_base(
+    at::Tensor& output,
+    at::Tensor& input,
+    const c10d::AllgatherOptions& opts) {
+  return submit(
+      c10d::OpType::_ALLGATHER_BASE,
+      "hvd:all_gather",
+      {input},
+      {output},
+      {arguments(opts.timeout).allgather_into(output, input)},
+      opts.asyncOp);
+}
+
+HostGroup::WorkPtr HostGroup::allgather_coalesced(
+    TensorLists& outputs,
+    Tensors& inputs,
+    const c10d::AllgatherOptions& opts) {
+  // outputs[rank][i] is for inputs[i] of that rank.
+  check_lists("all_gather_coalesced", outputs.size(), getSize());
+  const auto args = arguments(opts.timeout);
+  std::vector<Collective> collectives;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    Tensors of_ranks;
+    for (const auto& list : outputs) {
+      check_lists("all_gather_coalesced", list.size(), inputs.size());
+      of_ranks.push_back(list[i]);
+    }
+    collectives.push_back(args.allgather(of_ranks, inputs[i]));
+  }
+  TORCH_CHECK(!inputs.empty(), "hvd: all_gather_coalesced of no tensors");
+  return submit(
+      c10d::OpType::ALLGATHER_COALESCED,
+      "hvd:all_gather",
+      inputs,
+      flattened(outputs),
+      std::move(collectives),
+      opts.asyncOp);
+}
+
+HostGroup::WorkPtr HostGroup::allgather_into_tensor_coalesced(
+    Tensors& outputs,
+    Tensors& inputs,
+    const c10d::AllgatherOptions& opts) {
+  check_lists(
+      "all_gather_into_tensor_coalesced", outputs.size(), inputs.size());
+  TORCH_CHECK(
+      !inputs.empty(), "hvd: all_gather_into_tensor_coalesced of no tensors");
+  const auto args = arguments(opts.timeout);
+  std::vector<Collective> collectives;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    collectives.push_back(args.allgather_into(outputs[i], inputs[i]));
+  }
+  return submit(
+      c10d::OpType::COALESCED,
+      "hvd:all_gather",
+      inputs,
+      outputs,
+      std::move(collectives),
+      opts.asyncOp);
+}
+
+HostGroup::WorkPtr HostGroup::gather(
+    TensorLists& outputs,
+    Tensors& inputs,
+    const c10d::GatherOptions& opts) {
+  const auto input = single("gather", inputs);
+  const auto results = flattened(outputs);
+  return submit(
+      c10d::OpType::GATHER,
+      "hvd:gather",
+      inputs,
+      results,
+      {arguments(opts.timeout).gather(results, input, opts.rootRank)},
+      opts.asyncOp);
+}
+
+HostGroup::WorkPtr HostGroup::scatter(
+    Tensors& outputs,
+    TensorLists& inputs,
+    const c10d::ScatterOptions& opts) {
+  const auto output = single("scatter", outputs);
+  const auto sources = flattened(inputs);
+  return submit(
+      c10d::OpType::SCATTER,
+      "hvd:scatter",
+      sources,
+      outputs,
+      {arguments(opts.timeout).scatter(output, sources, opts.rootRank)},
+      opts.asyncOp);
+}
+
+HostGroup::WorkPtr HostGroup::reduce_scatter(
+    Tensors& outputs,
+    TensorLists& inputs,
+    const c10d::ReduceScatterOptions& opts) {
+  const auto output = single("reduce_scatter", outputs);
+  check_lists("reduce_scatter", inputs.size(), 1);
+  return submit(
+      c10d::OpType::REDUCE_SCATTER,
+      "hvd:reduce_scatter",
+      inputs[0],
+      outputs,
+      {arguments(opts.timeout)
+           .reduce_scatter(output, inputs[0], opts.reduceOp)},
+      opts.asyncOp);
+}
+
+HostGroup::WorkPtr HostGroup::_reduce_scatter_base(
+    at::Tensor& output,
+    at::Tensor& input,
+    const c10d::ReduceScatterOptions& opts) {
+  return submit(
+      c10d::OpType::_REDUCE_SCATTER_BASE,
+      "hvd:reduce_scatter",
+      {input},
+      {output},
+      {arguments(opts.timeout)
+           .reduce_scatter_from(output, input, opts.reduceOp)},
+      opts.asyncOp);
+}
+
+HostGroup::WorkPtr HostGroup::reduce_scatter_tensor_coalesced(
+    Tensors& outputs,
+    Tensors& inputs,
+    const c10d::ReduceScatterOptions& opts) {
+  check_lists("reduce_scatter_tensor_coalesced", outputs.size(), inputs.size());
+  TORCH_CHECK(
+      !inputs.empty(), "hvd: reduce_scatter_tensor_coalesced of no tensors");
+  const auto args = arguments(opts.timeout);
+  std::vector<Collective> collectives;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    collectives.push_back(
+        args.reduce_scatter_from(outputs[i], inputs[i], opts.reduceOp));
+  }
+  return submit(
+      c10d::OpType::COALESCED,
+      "hvd:reduce_scatter",
+      inputs,
+      outputs,
+      std::move(collectives),
+      opts.asyncOp);
+}
+
+HostGroup::WorkPtr HostGroup::alltoall_base(
+    at::Tensor& output,
+    at::Tensor& input,
+    std::vector<int64_t>& output_splits,
+    std::vector<int64_t>& input_splits,
+    const c10d::AllToAllOptions& opts) {
+  return submit(
+      c10d::OpType::ALLTOALL_BASE,
+      "hvd:all_to_all",
+      {input},
+      {output},
+      {arguments(opts.timeout)
+           .alltoall_single(output, input, output_splits, input_splits)},
+      opts.asyncOp);
+}
+
+HostGroup::WorkPtr HostGroup::alltoall(
+    Tensors& outputs,
+    Tensors& inputs,
+    const c10d::AllToAllOptions& opts) {
+  return submit(
+      c10d::OpType::ALLTOALL,
+      "hvd:all_to_all",
+      inputs,
+      outputs,
+      {arguments(opts.timeout).alltoall(outputs, inputs)},
+      opts.asyncOp);
+}
+
+void HostGroup::check_message(
+    const char* verb,
+    const Tensors& tensors,
+    int tag) {
+  engine_->check_usable(verb);
+  check_lists(verb, tensors.size(), 1);
+  const int max_tag = engine_->transport().max_tag();
+  TORCH_CHECK(
+      tag >= 0 && tag <= max_tag,
+      "hvd: ",
+      verb,
+      " with tag ",
+      tag,
+      "; tags are 0 to ",
+      max_tag);
+}
+
+void HostGroup::check_peer(const char* verb, int peer) {
+  TORCH_CHECK(
+      peer >= 0 && peer < size_ && peer != rank_,
+      "hvd: ",
+      verb,
+      " with rank ",
+      peer,
+      " on rank ",
+      rank_,
+      "; peers are the other ranks of 0 to ",
+      size_ - 1);
+}
+
+HostGroup::WorkPtr HostGroup::send(Tensors& tensors, int peer, int tag) {
+  check_message("send", tensors, tag);
+  check_peer("send", peer);
+  const auto buffer = Arguments::message("send", tensors[0]);
+  // Nothing is copied back after a send: the buffer is the tensor to the work.
+  return noted(
+      c10::make_intrusive<MessageWork>(
+          engine_,
+          c10d::OpType::SEND,
+          "hvd:send",
+          peer,
+          buffer,
+          buffer,
+          options_->timeout,
+          [&](Transport& transport) {
+            return transport.send(buffer, peer, tag);
+          }));
+}
+
+HostGroup::WorkPtr HostGroup::recv(Tensors& tensors, int peer, int tag) {
+  check_message("recv", tensors, tag);
+  check_peer("recv", peer);
+  const auto buffer = Arguments::message("recv", tensors[0]);
+  return noted(
+      c10::make_intrusive<MessageWork>(
+          engine_,
+          c10d::OpType::RECV,
+          "hvd:recv",
+          peer,
+          buffer,
+          tensors[0],
+          options_->timeout,
+          [&](Transport& transport) {
+            return transport.recv(buffer, peer, tag);
+          }));
+}
+
+HostGroup::WorkPtr HostGroup::recvAnysource(Tensors& tensors, int tag) {
+  check_message("recv", tensors, tag);
+  const auto buffer = Arguments::message("recv", tensors[0]);
+  return noted(
+      c10::make_intrusive<MessageWork>(
+          engine_,
+          c10d::OpType::RECVANYSOURCE,
+          "hvd:recvAnySource",
+          -1,
+          buffer,
+          tensors[0],
+          options_->timeout,
+          [&](Transport& transport) {
+            return transport.recv_any(buffer, tag);
+          }));
+}
+
+HostGroup::WorkPtr HostGroup::barrier(const c10d::BarrierOptions& opts) {
+  return submit(
+      c10d::OpType::BARRIER,
+      "hvd:barrier",
+      {},
+      {},
+      {arguments(opts.timeout).barrier()},
+      opts.asyncOp);
+}
+
+void HostGroup::startCoalescing() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  coalesced_.emplace();
+}
+
+HostGroup::WorkPtr HostGroup::endCoalescing() {
+  std::vector<WorkPtr> works;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    works = std::exchange(coalesced_, std::nullopt).value_or(works);
+  }
+  if (works.empty()) {
+    return {};
+  }
+  return c10::make_intrusive<JointWork>(std::move(works));
+}
+
+} // namespace hvd
