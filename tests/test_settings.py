@@ -30,11 +30,20 @@ DEFAULTS = {
 }
 BYTES = "allowed is a number of bytes"
 SECONDS = "allowed is a number of seconds"
+TRANSPORTS = "allowed is auto or gloo or mpi or nccl or shm or shm+gloo or shm+mpi"
 # source, value, what the error says is allowed
 BAD_VARIABLES = [
-    ("HVD_TRANSPORT", "carrier-pigeon", "allowed is auto, gloo, mpi, nccl or shm"),
-    ("HVD_TRANSPORT", "", "allowed is auto, gloo, mpi, nccl or shm"),
-    ("HVD_TRANSPORT", "Gloo", "allowed is auto, gloo, mpi, nccl or shm"),
+    (
+        "HVD_TRANSPORT",
+        "carrier-pigeon",
+        TRANSPORTS,
+    ),
+    ("HVD_TRANSPORT", "", TRANSPORTS),
+    (
+        "HVD_TRANSPORT",
+        "Gloo",
+        TRANSPORTS,
+    ),
     ("HVD_FUSION_THRESHOLD", "much", BYTES),
     ("HVD_FUSION_THRESHOLD", "-1", BYTES),
     ("HVD_FUSION_THRESHOLD", "64MB", BYTES),
@@ -63,7 +72,7 @@ BAD_VARIABLES = [
     ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "", SECONDS),
 ]
 BAD_OPTIONS: list[tuple[str, Any, str]] = [
-    ("transport", "NCCL", "allowed is auto, gloo, mpi, nccl or shm"),
+    ("transport", "NCCL", TRANSPORTS),
     ("fusion_threshold", -1, BYTES),
     ("fusion_cutoff", -65536, BYTES),
     ("compression", "int16", "allowed is none or fp16"),

@@ -67,6 +67,10 @@ def chosen(
         ("mpi", ["a", "a"], "mpi"),
         ("mpi", ["a", "b", "a"], "mpi"),
         ("mpi", ["a"], "none"),
+        ("shm+gloo", ["a", "a"], "shm"),
+        ("shm+gloo", ["a", "b"], "gloo"),
+        ("shm+mpi", ["a", "b", "a"], "shm+mpi"),
+        ("shm+mpi", ["a", "b"], "mpi"),
     ],
 )
 def test_choice(

@@ -10,9 +10,8 @@ class Options:
 
     Args:
         timeout: of its operations; c10d's `timeout=` argument takes precedence.
-        transport: "auto", "gloo", "mpi", "nccl" or "shm"; in force, also "shm+gloo" for a group
-            whose ranks are on several hosts, "none" for a group of one, and with "+nccl" behind it
-            where CUDA tensors go by NCCL.
+        transport: "auto", "gloo", "mpi", "nccl", "shm", "shm+gloo" or "shm+mpi"; in force, also
+            "none" for a group of one, and with "+nccl" behind it where CUDA tensors go by NCCL.
         fusion_threshold: bytes that all_reduces fused together may have; 0 turns fusion off.
         fusion_cutoff: bytes up to which an all_reduce is fused; a longer one travels alone.
         check: compare what the ranks call before every collective.

@@ -98,7 +98,7 @@ def _split(store: Store, ranks: list[int], rank: int, options: Any) -> Any:
         rank: of this process in the new group.
         options: of the new group; those in force for its parent but for name, ranks and timeout.
     """
-    if options.transport not in ("gloo", "mpi", "shm"):  # for fewer ranks it may be another
+    if options.transport not in _settings.TRANSPORTS:  # the parent's, where it is of two kinds
         options.transport = "auto"
     opts = SimpleNamespace(
         store=store,

@@ -12,11 +12,12 @@ from torch._C._distributed_c10d import Store
 
 Value = str | int | float | bool | None
 
+TRANSPORTS = ("auto", "gloo", "mpi", "nccl", "shm", "shm+gloo", "shm+mpi")
 COMPRESSIONS = ("none", "fp16", "bf16", "fp8", "fp8_e5m2", "int8", "int4")
 
 
 def _transport(text: str) -> str:
-    if text not in ("auto", "gloo", "mpi", "nccl", "shm"):
+    if text not in TRANSPORTS:
         raise ValueError
     return text
 
@@ -76,7 +77,7 @@ class _Setting:
 
 _SETTINGS = {
     "transport": _Setting(
-        _transport, "auto, gloo, mpi, nccl or shm", "auto", ("HVD_TRANSPORT",), unset="auto"
+        _transport, " or ".join(TRANSPORTS), "auto", ("HVD_TRANSPORT",), unset="auto"
     ),
     "fusion_threshold": _Setting(
         _bytes,

@@ -49,9 +49,9 @@ def choose(wanted: str, store: Store, rank: int, size: int) -> Choice:
         store: its keys are this group's own.
 
     Returns:
-        "none" for a group of one; else `wanted`, or for "auto" the fastest: "shm" for one host,
-        "mpi" between hosts if MPI has started all ranks and they have a fast network, else "gloo",
-        and both, as "shm+gloo", for several hosts with several ranks.
+        "none" for a group of one; else `wanted`, of "shm+gloo" and "shm+mpi" only what the hosts
+        have a use for. "auto" is "shm+mpi" if MPI has started all ranks and they have a fast
+        network, else "shm+gloo".
 
     Raises:
         ValueError: `wanted` cannot be had, on every rank alike; says why.
@@ -71,12 +71,13 @@ def choose(wanted: str, store: Store, rank: int, size: int) -> Choice:
             f"{peer}, on {known[0][1]} and {known[peer][1]}, cannot share memory: they are on "
             "different hosts or in different containers; allowed there is auto, gloo or mpi"
         )
-    if wanted == "shm" or (wanted == "auto" and len(names) == 1):
-        return Choice("shm", "", hosts)
-    if wanted != "auto":
-        return Choice("", wanted, hosts)
-    far = "mpi" if all(is_fast for _, _, is_fast in known) else "gloo"
-    return Choice("shm" if len(names) < size else "", far, hosts)
+    if wanted == "auto":
+        wanted = "shm+mpi" if all(is_fast for _, _, is_fast in known) else "shm+gloo"
+    near = "shm" if wanted.startswith("shm") else ""
+    far = wanted.removeprefix("shm").removeprefix("+")
+    if near and len(names) == 1:
+        return Choice(near, "", hosts)
+    return Choice(near if len(names) < size else "", far, hosts)
 
 
 def connect(wanted: str, store: Store, rank: int, size: int, timeout: timedelta) -> Connection:
