@@ -149,8 +149,9 @@ void Engine::run_in_background(const Operation& operation) {
   Lock lock(mutex_);
   for (const auto& collective : operation.collectives) {
     Track& track = track_of(collective);
-    if (!track.starting && track.queue.empty() && track.started.empty()) {
-      continue;
+    if (waiting_.empty() && !track.starting && track.queue.empty() &&
+        track.started.empty()) {
+      continue; // done already
     }
     ensure_background_thread(track);
     if (track.sleeping > 0 && track.napping == 0) {
