@@ -214,7 +214,8 @@ def test_one_call_too_few_in_a_burst() -> None:
         if rank != 1:
             text = expect_error(works[-1].wait, within=timeout.seconds + 8)
             last = f"all_reduce(float32[{count + BURST - 1}], SUM), number {BURST - 1} "
-            assert last in text and "timed out" in text, text
+            # Over MPI whoever waits longest tells the other, whose own time is not up then.
+            assert last in text and ("timed out" in text or "has given up" in text), text
             assert "rank 1" in text, text
 
     waits = {}
