@@ -102,6 +102,7 @@ void run_seeds(
 void run_shm_seeds(const Options& options) {
   test_bell();
   test_ring();
+  test_memory_of_who_gave_up();
   for (uint64_t i = 0; i < options.shm_seeds; ++i) {
     test_arena(options.first + i);
     // What fails ends the process, and what hangs ends at the limit of whoever

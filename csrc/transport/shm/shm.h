@@ -96,6 +96,7 @@ class ShmTransport final : public Transport {
   std::string departed() const;
   /// Throws TransportError if some rank has given up, and all with it.
   void check_open() const;
+  void check_kept(int peer) const;
   /// Throws TransportError if the request needs a rank that is gone.
   void check_living(const ShmRequest& request);
   /// Sees to what is under way, or rests for as long as a full ring may go

@@ -130,6 +130,7 @@ void ShmTransport::read_next_part(Lock& lock, Receive& receive) {
     try {
       if (part.form == Letter::Form::Direct) {
         peers_.read(receive.source, part.place, to, part.bytes);
+        check_kept(receive.source);
       } else {
         std::memcpy(
             to,
@@ -189,6 +190,14 @@ void ShmTransport::check_open() const {
         throw TransportError("shm: " + name_of(peer) + what + departed());
       }
     }
+  }
+}
+
+/// Throws TransportError if what was just read of the peer's own memory may
+/// have been freed before: a peer says that it goes before it frees anything.
+void ShmTransport::check_kept(int peer) const {
+  if (segments_[peer].head().state != SegmentHead::State::Open) {
+    throw TransportError("it gave up or left before its memory was read");
   }
 }
 
