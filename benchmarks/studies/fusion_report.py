@@ -1,0 +1,179 @@
+"""fusion.md and fusion.png from the results of the fusion study; needs matplotlib."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib import pyplot
+
+from benchmarks.studies.results import (
+    Results,
+    link_bytes_per_s,
+    milliseconds,
+    table,
+    where,
+    write_page,
+)
+
+matplotlib.use("Agg")
+
+FUSED, UNFUSED, STOCK = CONTENDERS = ("hvd", "hvd:fusion_threshold=0", "gloo")
+NAMES = {FUSED: "hvd, fused", UNFUSED: "hvd, not fused", STOCK: "stock gloo"}
+TITLES = {"resnet50": "ResNet-50", "vgg16": "VGG-16", "cnn": "MNIST CNN"}
+
+# Milliseconds per batch, fused and not, of the study that this one follows: 4 nodes, 16 Gbit/s.
+ORIGINAL = {"resnet50": (299.5, 352.5), "vgg16": (786.8, 793.7)}
+
+HEAD = """\
+# Fusion
+
+Does it pay to put small gradients together? Written by
+
+    python -m benchmarks.studies.fusion --report docs/studies    # as root
+
+Each rank is on a host of its own, a network namespace that sends at the rate of its link at most. A
+batch is an asynchronous all_reduce of every gradient, the last parameter's first, as Horovod
+sends them, and a wait for all. Nothing is computed meanwhile, so this is communication alone; all
+ranks share the cores of one machine. The contenders take turns in one run, and every sum is
+checked. *responses* are the pieces in which hvd moves a batch. *link alone* is what a rank must send,
+2 (n - 1) / n of the gradients, at the link's rate."""
+
+COLUMNS = (
+    "model",
+    "link",
+    "hosts",
+    "link alone ms",
+    "hvd fused ms",
+    "p10-p90",
+    "not fused ms",
+    "p10-p90",
+    "gloo ms",
+    "p10-p90",
+    "fused / not, 95 %",
+    "fused / gloo, 95 %",
+    "responses",
+    "not fused",
+)
+
+FOLLOWED = """\
+## The original figures
+
+Milliseconds per batch, computing included, on 4 nodes at 16 Gbit/s. Ours are of communication
+alone: compare what fusion changes, not the times."""
+
+
+class Cell:
+    """What was measured of one model on one link."""
+
+    def __init__(self, rows: Results) -> None:
+        first = rows[0]
+        self.model, self.link = str(first["model"]), str(first["link"])
+        self.ranks, self.bytes = int(first["world_size"]), int(first["size"])
+        self.responses: dict[str, float] = first["responses"]
+        self.rows = {(row["backend"], row["baseline"]): row for row in rows}
+
+    @property
+    def title(self) -> str:
+        return TITLES[self.model]
+
+    @property
+    def link_alone_ms(self) -> float:
+        sent = 2 * (self.ranks - 1) / self.ranks * self.bytes
+        return 1e3 * sent / link_bytes_per_s(self.link)
+
+    def time(self, name: str) -> dict[str, float]:
+        """Microseconds of a contender: median, p10 and p90."""
+        row = next(row for pair, row in self.rows.items() if name in pair)
+        return row["time" if row["backend"] == name else "baseline_time"]
+
+    def ratio(self, backend: str, baseline: str) -> str:
+        row = self.rows[backend, baseline]
+        return f"{row['ratio']:.3f} ({row['low']:.2f}-{row['high']:.2f})"
+
+    def columns(self) -> list[str]:
+        cells = [self.title, self.link, f"{self.ranks}", f"{self.link_alone_ms:.0f}"]
+        for name in CONTENDERS:
+            time = self.time(name)
+            cells.append(milliseconds(time))
+            cells.append(f"{milliseconds(time, 'p10')}-{milliseconds(time, 'p90')}")
+        cells += [self.ratio(FUSED, UNFUSED), self.ratio(FUSED, STOCK)]
+        return [*cells, *(f"{self.responses[name]:.0f}" for name in (FUSED, UNFUSED))]
+
+    def seen(self) -> str:
+        """In words, whether fusion makes a difference that the interval does not explain."""
+        row = self.rows[FUSED, UNFUSED]
+        saved = 100 * (1 - row["ratio"])
+        bounds = f"95 %: {100 * (1 - row['high']):.1f} to {100 * (1 - row['low']):.1f}"
+        verdict = "no difference beyond the interval" if row["low"] <= 1 <= row["high"] else "clear"
+        return f"- {self.title}, {self.link}: fusion saves {saved:.1f} % ({bounds}); {verdict}"
+
+
+def write(results: Results, folder: Path) -> None:
+    """Write fusion.md and fusion.png into `folder`."""
+    keys = dict.fromkeys((row["model"], row["link"], row["world_size"]) for row in results)
+    cells = [
+        Cell([row for row in results if (row["model"], row["link"], row["world_size"]) == key])
+        for key in keys
+    ]
+    write_page(
+        folder,
+        "fusion",
+        [
+            HEAD,
+            table(COLUMNS, [cell.columns() for cell in cells], text_columns=2),
+            "![milliseconds per batch](fusion.png)",
+            "## What we see",
+            "\n".join(cell.seen() for cell in cells),
+            FOLLOWED,
+            _original(cells),
+            where(results),
+        ],
+    )
+    draw(cells, folder / "fusion.png")
+
+
+def _original(cells: list[Cell]) -> str:
+    lines = []
+    for model, (fused, unfused) in ORIGINAL.items():
+        ours = [
+            f"{cell.rows[FUSED, UNFUSED]['ratio']:.3f} at {cell.link}"
+            for cell in cells
+            if cell.model == model
+        ]
+        theirs = [f"{fused}", f"{unfused}", f"{fused / unfused:.3f}"]
+        lines.append([TITLES[model], *theirs, ", ".join(ours)])
+    return table(("model", "fused ms", "not fused ms", "fused / not", "ours"), lines)
+
+
+def draw(cells: list[Cell], file: Path) -> None:
+    """A picture for each model: bars by link, from the 10th to the 90th percentile."""
+    models = list(dict.fromkeys(cell.model for cell in cells))
+    figure, pictures = pyplot.subplots(
+        1, len(models), figsize=(4.5 * len(models), 4), layout="constrained", squeeze=False
+    )
+    for axes, model in zip(pictures[0], models, strict=True):
+        some = [cell for cell in cells if cell.model == model]
+        for place, name in enumerate(CONTENDERS):
+            _bars(axes, some, place, name)
+        for index, cell in enumerate(some):
+            edges = (index - 0.4, index + 0.4)
+            label = "the link alone" if index == 0 else None
+            axes.hlines(cell.link_alone_ms, *edges, "black", "dashed", label=label)
+        axes.set_xticks(range(len(some)), [cell.link for cell in some])
+        axes.set_title(f"{TITLES[model]}, {some[0].ranks} hosts")
+        axes.set_ylabel("ms per batch")
+        axes.grid(axis="y", alpha=0.3)
+    pictures[0][-1].legend()
+    figure.savefig(file, dpi=110)
+    pyplot.close(figure)
+
+
+def _bars(axes: Any, cells: list[Cell], place: int, name: str) -> None:
+    times = [cell.time(name) for cell in cells]
+    heights = [time["median"] / 1e3 for time in times]
+    below = [(time["median"] - time["p10"]) / 1e3 for time in times]
+    above = [(time["p90"] - time["median"]) / 1e3 for time in times]
+    places = [index + 0.27 * (place - 1) for index in range(len(cells))]
+    axes.bar(places, heights, 0.25, yerr=(below, above), capsize=3, label=NAMES[name])
