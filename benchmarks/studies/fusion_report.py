@@ -37,8 +37,8 @@ Each rank is on a host of its own, a network namespace that sends at the rate of
 batch is an asynchronous all_reduce of every gradient, the last parameter's first, as Horovod
 sends them, and a wait for all. Nothing is computed meanwhile, so this is communication alone; all
 ranks share the cores of one machine. The contenders take turns in one run, and every sum is
-checked. *responses* are the pieces in which hvd moves a batch. *link alone* is what a rank must send,
-2 (n - 1) / n of the gradients, at the link's rate."""
+checked. *responses* are the pieces in which hvd moves a batch. *link alone* is what a rank must
+send, 2 (n - 1) / n of the gradients, at the link's rate."""
 
 COLUMNS = (
     "model",
