@@ -36,7 +36,7 @@ from benchmarks.test_fusion import in_bytes
 
 MODELS = {"resnet50": resnet50, "vgg16": vgg16, "cnn": cnn}
 ROUNDS = {"resnet50": 12, "vgg16": 4, "cnn": 40}  # a batch of VGG-16 takes seconds
-GROUPS = 2  # of each contender; they take turns
+GROUPS = {"vgg16": 1}  # of each contender, else 2; they take turns
 GROUP_TIMEOUT = timedelta(seconds=60)
 CELL_TIMEOUT_S = 600
 
@@ -55,10 +55,11 @@ class Batch:
             torch.mul(own, self._rank.rank + 1, out=tensor)
 
     def check(self) -> None:
+        """In place, for the largest gradient has 411 MB; sums and quotients are exact."""
         total = self._rank.size * (self._rank.size + 1) // 2
         for tensor in self.tensors:
-            expected = self._contents[: tensor.numel()].view_as(tensor) * total
-            assert torch.equal(tensor, expected), f"wrong sum, {tuple(tensor.shape)}"
+            own = self._contents[: tensor.numel()].view_as(tensor)
+            assert torch.equal(tensor.div_(total), own), f"wrong sum, {tuple(tensor.shape)}"
 
 
 def copies(batch: Batch) -> Trial:
@@ -70,7 +71,7 @@ def copies(batch: Batch) -> Trial:
             aside = staging[: tensor.numel()].view_as(tensor)
             tensor.copy_(aside.copy_(tensor))
 
-    return Trial(1, batch.fill, call, lambda: None, wake=lambda: None)
+    return Trial(1, lambda: None, call, lambda: None, wake=lambda: None)
 
 
 def sums(batch: Batch, group: dist.ProcessGroup, responses: list[float]) -> Trial:
@@ -102,7 +103,7 @@ def reduce_batches(
     responses: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     trials: dict[str, list[Trial]] = {}
     for name in CONTENDERS:
-        groups = [Contender.parse(name).new_group(GROUP_TIMEOUT) for _ in range(GROUPS)]
+        groups = [Contender.parse(name).new_group(GROUP_TIMEOUT) for _ in range(GROUPS.get(model, 2))]
         trials[name] = [sums(batch, group, responses[name]) for group in groups]
     blocks = interleave(rank, copies(batch), trials, budget_s=0.0, rounds=rounds)
     return blocks, {name: sum(counts) / len(counts) for name, counts in responses.items()}

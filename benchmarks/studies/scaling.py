@@ -57,7 +57,7 @@ class Workload:
 
 WORKLOADS = {
     "cnn": Workload(cnn, (1, 28, 28), batch=64, steps=8),
-    "resnet18": Workload(lambda: resnet18(64), (1, 32, 32), batch=16, steps=1),
+    "resnet18": Workload(lambda: resnet18(64), (1, 32, 32), batch=8, steps=1),
 }
 
 
