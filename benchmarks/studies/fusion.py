@@ -12,13 +12,15 @@ the last parameter's first, and a wait for all of them; nothing is computed mean
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import combinations, product
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from benchmarks.contenders import Contender, sent_responses
 from benchmarks.interleave import Blocks, Trial, interleave
@@ -34,11 +36,28 @@ from benchmarks.studies.results import append, read
 from benchmarks.test_all_reduce import bus_factor, in_flight
 from benchmarks.test_fusion import in_bytes
 
-MODELS = {"resnet50": resnet50, "vgg16": vgg16, "cnn": cnn}
-ROUNDS = {"resnet50": 12, "vgg16": 4, "cnn": 40}  # a batch of VGG-16 takes seconds
-GROUPS = {"vgg16": 1}  # of each contender, else 2; they take turns
 GROUP_TIMEOUT = timedelta(seconds=60)
 CELL_TIMEOUT_S = 600
+
+
+@dataclass(frozen=True)
+class Effort:
+    """A model, and how often its gradients are sent: those of VGG-16 take seconds."""
+
+    model: Callable[[], nn.Module]
+    rounds: int
+    groups: int  # of each contender; they take turns
+
+    @property
+    def shapes(self) -> list[Shape]:
+        return gradient_shapes(self.model)
+
+
+MODELS = {
+    "resnet50": Effort(resnet50, rounds=12, groups=2),
+    "vgg16": Effort(vgg16, rounds=4, groups=1),
+    "cnn": Effort(cnn, rounds=40, groups=2),
+}
 
 
 class Batch:
@@ -99,11 +118,12 @@ def reduce_batches(
     rank: Rank, *, model: str, rounds: int
 ) -> tuple[dict[str, Blocks], dict[str, float]]:
     """Runs on a rank: the samples of each contender, and its responses per batch."""
-    batch = Batch(rank, gradient_shapes(MODELS[model])[::-1])
+    batch = Batch(rank, MODELS[model].shapes[::-1])
     responses: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     trials: dict[str, list[Trial]] = {}
+    count = MODELS[model].groups
     for name in CONTENDERS:
-        groups = [Contender.parse(name).new_group(GROUP_TIMEOUT) for _ in range(GROUPS.get(model, 2))]
+        groups = [Contender.parse(name).new_group(GROUP_TIMEOUT) for _ in range(count)]
         trials[name] = [sums(batch, group, responses[name]) for group in groups]
     blocks = interleave(rank, copies(batch), trials, budget_s=0.0, rounds=rounds)
     return blocks, {name: sum(counts) / len(counts) for name, counts in responses.items()}
@@ -121,7 +141,7 @@ def measure(ranks: Ranks, model: str, rounds: int) -> tuple[list[Row], dict[str,
             blocks[baseline],
             blocks["limit"],
             op=f"gradients of {model}",
-            size=in_bytes(gradient_shapes(MODELS[model])),
+            size=in_bytes(MODELS[model].shapes),
             bus_factor=bus_factor(ranks.size),
             world_size=ranks.size,
             backend=backend,
@@ -153,7 +173,7 @@ def main() -> None:
             continue
         ranks = Ranks(args.ranks, link=link, groups=0)
         try:
-            rows, responses = measure(ranks, model, args.rounds or ROUNDS[model])
+            rows, responses = measure(ranks, model, args.rounds or MODELS[model].rounds)
         finally:
             ranks.close()
         append(args.results, rows, model=model, responses=responses)
