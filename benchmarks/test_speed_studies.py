@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from math import inf, prod
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 
 from benchmarks import compare
-from benchmarks.models import gradient_shapes, resnet18, resnet50, vgg16
-from benchmarks.studies import fusion_report, model, scaling_report
+from benchmarks.models import cnn, gradient_shapes, resnet18, resnet50, vgg16
+from benchmarks.ranks import Ranks
+from benchmarks.studies import fusion, fusion_report, model, scaling, scaling_report
 from benchmarks.studies.alpha_beta import (
     CUTOFF,
     Line,
@@ -162,3 +164,26 @@ def test_images_per_second_and_the_share_of_communication() -> None:
     assert scaling_report.images_per_s(step, "limit_time") == 160_000
     line = scaling_report._line(step, "hvd, auto", "time", one=64_000.0)
     assert line[4:8] == ["128000", "2.00", "80.0", "20.0"]
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[Ranks]:
+    ranks = Ranks(2, groups=0)
+    yield ranks
+    ranks.close()
+
+
+def test_fusion_makes_fewer_responses_of_a_batch(two_ranks: Ranks) -> None:
+    blocks, responses = two_ranks.run(fusion.reduce_batches, timeout_s=60, model="cnn", rounds=4)[0]
+    assert [len(blocks[name]) for name in fusion_report.CONTENDERS] == [4, 4, 4]
+    assert responses["hvd:fusion_threshold=0"] == len(gradient_shapes(cnn)) == 8
+    assert responses["hvd"] < 8
+    assert responses["gloo"] == 0
+
+
+def test_steps_of_all_contenders_leave_the_same_gradients(two_ranks: Ranks) -> None:
+    blocks, missing = two_ranks.run(
+        scaling.train, timeout_s=60, model="cnn", threads=1, mnist=None, budget_s=0.1
+    )[0]
+    assert {*blocks} | {*missing} == {*scaling_report.CONTENDERS, "limit"}
+    assert {*missing} <= {"hvd:transport=mpi"}
