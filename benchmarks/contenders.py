@@ -79,10 +79,3 @@ def sent_bytes() -> float:
     from torch_hvd import statistics
 
     return sum(group["wire_bytes"] for group in statistics())
-
-
-def sent_responses() -> float:
-    """In how many pieces this rank's collectives have travelled, over all groups of hvd."""
-    from torch_hvd import statistics
-
-    return sum(group["responses"] for group in statistics())

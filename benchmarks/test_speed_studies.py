@@ -23,6 +23,7 @@ from benchmarks.studies.alpha_beta import (
     frame_limit,
 )
 from benchmarks.studies.results import link_bytes_per_s, milliseconds, table
+from benchmarks.test_fusion import in_bytes
 
 SIZES = [4 ** (power + 1) for power in range(13)]
 MODEL = Model(2, frame=Line(80.0, 800.0), direct=Line(200.0, 2000.0))
@@ -143,7 +144,8 @@ def test_rates_of_links() -> None:
 def test_a_cell_of_fusion() -> None:
     fused, unfused, stock = fusion_report.CONTENDERS
     common = {"model": "vgg16", "link": "1gbit", "world_size": 4, "size": 100_000_000}
-    common["responses"] = {fused: 3.0, unfused: 32.0, stock: 0.0}
+    bucket = {"upto": 1e6, "count": 3.0, "tensors": 30.0, "bytes": 1.5e6, "seconds": 0.03}
+    common["responses"] = {fused: [bucket], unfused: [bucket | {"count": 30.0}], stock: []}
     slow = {"median": 2000.0, "p10": 1900.0, "p90": 2100.0}
     rows = [
         row(backend=fused, baseline=unfused, ratio=0.5, low=0.4, high=0.6, **common),
@@ -154,6 +156,8 @@ def test_a_cell_of_fusion() -> None:
     cell = fusion_report.Cell(rows)
     assert cell.link_alone_ms == pytest.approx(1200)  # 150 MB at 125 MB/s
     assert [cell.time(name)["median"] for name in (fused, unfused, stock)] == [1000, 2000, 1000]
+    assert cell.columns()[-2:] == ["3", "30"]
+    assert next(cell.buckets())[3:] == ["<= 1 MB", "3.0", "10.0", "0.5", "400", "10.00"]
     assert "saves 50.0 % (95 %: 40.0 to 60.0); clear" in cell.seen()
 
 
@@ -176,9 +180,12 @@ def two_ranks() -> Iterator[Ranks]:
 def test_fusion_makes_fewer_responses_of_a_batch(two_ranks: Ranks) -> None:
     blocks, responses = two_ranks.run(fusion.reduce_batches, timeout_s=60, model="cnn", rounds=4)[0]
     assert [len(blocks[name]) for name in fusion_report.CONTENDERS] == [4, 4, 4]
-    assert responses["hvd:fusion_threshold=0"] == len(gradient_shapes(cnn)) == 8
-    assert responses["hvd"] < 8
-    assert responses["gloo"] == 0
+    buckets = responses["hvd:fusion_threshold=0"]
+    assert sum(bucket["count"] for bucket in buckets) == len(gradient_shapes(cnn)) == 8
+    assert sum(bucket["bytes"] for bucket in buckets) == in_bytes(gradient_shapes(cnn))
+    assert sum(bucket["tensors"] for bucket in responses["hvd"]) == 8
+    assert sum(bucket["count"] for bucket in responses["hvd"]) < 8
+    assert responses["gloo"] == []
 
 
 def test_steps_of_all_contenders_leave_the_same_gradients(two_ranks: Ranks) -> None:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.contenders import Contender, sent_responses
+from benchmarks.contenders import Contender
 from benchmarks.interleave import Blocks, Trial, interleave
 from benchmarks.machine import Load
 from benchmarks.models import Shape, cnn, gradient_shapes, resnet50, vgg16
@@ -32,6 +32,7 @@ from benchmarks.report import markdown
 from benchmarks.rows import Row, compare, slowest
 from benchmarks.studies import fusion_report
 from benchmarks.studies.fusion_report import CONTENDERS
+from benchmarks.studies.responses import Bucket, Tally
 from benchmarks.studies.results import append, read
 from benchmarks.test_all_reduce import bus_factor, in_flight
 from benchmarks.test_fusion import in_bytes
@@ -93,16 +94,16 @@ def copies(batch: Batch) -> Trial:
     return Trial(1, lambda: None, call, lambda: None, wake=lambda: None)
 
 
-def sums(batch: Batch, group: dist.ProcessGroup, responses: list[float]) -> Trial:
-    """A batch over a group; `responses` gets what hvd made of it each time, 0 for others."""
+def sums(batch: Batch, group: dist.ProcessGroup, tally: Tally) -> Trial:
+    """A batch over a group; `tally` gets what hvd makes of it."""
     word = torch.zeros(1)
 
     def fill() -> None:
         batch.fill()
-        responses.append(sent_responses())
+        tally.begin()
 
     def check() -> None:
-        responses[-1] = sent_responses() - responses[-1]
+        tally.end()
         batch.check()
 
     return Trial(
@@ -116,21 +117,21 @@ def sums(batch: Batch, group: dist.ProcessGroup, responses: list[float]) -> Tria
 
 def reduce_batches(
     rank: Rank, *, model: str, rounds: int
-) -> tuple[dict[str, Blocks], dict[str, float]]:
-    """Runs on a rank: the samples of each contender, and its responses per batch."""
+) -> tuple[dict[str, Blocks], dict[str, list[Bucket]]]:
+    """Runs on a rank: the samples of each contender, and its responses to a batch."""
     batch = Batch(rank, MODELS[model].shapes[::-1])
-    responses: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    tallies = {name: Tally() for name in CONTENDERS}
     trials: dict[str, list[Trial]] = {}
     count = MODELS[model].groups
     for name in CONTENDERS:
         groups = [Contender.parse(name).new_group(GROUP_TIMEOUT) for _ in range(count)]
-        trials[name] = [sums(batch, group, responses[name]) for group in groups]
+        trials[name] = [sums(batch, group, tallies[name]) for group in groups]
     blocks = interleave(rank, copies(batch), trials, budget_s=0.0, rounds=rounds)
-    return blocks, {name: sum(counts) / len(counts) for name, counts in responses.items()}
+    return blocks, {name: tally.per_batch() for name, tally in tallies.items()}
 
 
-def measure(ranks: Ranks, model: str, rounds: int) -> tuple[list[Row], dict[str, float]]:
-    """A row for each two of CONTENDERS, and the responses that each makes of a batch."""
+def measure(ranks: Ranks, model: str, rounds: int) -> tuple[list[Row], dict[str, list[Bucket]]]:
+    """A row for each two of CONTENDERS, and the responses of rank 0 to a batch of each."""
     load = Load(ranks.start())
     answers = ranks.run(reduce_batches, timeout_s=CELL_TIMEOUT_S, model=model, rounds=rounds)
     blocks = {name: slowest([answer[0][name] for answer in answers]) for name in answers[0][0]}

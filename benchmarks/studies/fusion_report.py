@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.studies.results import (
@@ -51,6 +52,25 @@ COLUMNS = (
     "not fused",
 )
 
+RESPONSES = """\
+## Responses
+
+What goes out at once on rank 0, a frame of small gradients or large ones that are waited for
+together, by size; means of a batch. Several are under way at a time, and the ms are of each, so
+they may add up to more than a batch takes."""
+
+RESPONSE_COLUMNS = (
+    "model",
+    "link",
+    "",
+    "size",
+    "responses",
+    "gradients each",
+    "average MB",
+    "Mbit/s",
+    "ms each",
+)
+
 FOLLOWED = """\
 ## The original figures
 
@@ -65,7 +85,7 @@ class Cell:
         first = rows[0]
         self.model, self.link = str(first["model"]), str(first["link"])
         self.ranks, self.bytes = int(first["world_size"]), int(first["size"])
-        self.responses: dict[str, float] = first["responses"]
+        self.responses: dict[str, Results] = first["responses"]
         self.rows = {(row["backend"], row["baseline"]): row for row in rows}
 
     @property
@@ -93,7 +113,25 @@ class Cell:
             cells.append(milliseconds(time))
             cells.append(f"{milliseconds(time, 'p10')}-{milliseconds(time, 'p90')}")
         cells += [self.ratio(FUSED, UNFUSED), self.ratio(FUSED, STOCK)]
-        return [*cells, *(f"{self.responses[name]:.0f}" for name in (FUSED, UNFUSED))]
+        counts = [sum(bucket["count"] for bucket in self.responses[name]) for name in NAMES]
+        return [*cells, *(f"{count:.0f}" for count in counts[:2])]
+
+    def buckets(self) -> Iterator[list[str]]:
+        """Lines of the table of responses."""
+        for name in (FUSED, UNFUSED):
+            for bucket in self.responses[name]:
+                count, seconds = bucket["count"], bucket["seconds"]
+                yield [
+                    self.title,
+                    self.link,
+                    NAMES[name],
+                    f"<= {bucket['upto'] / 1e6:g} MB" if bucket["upto"] else "more",
+                    f"{count:.1f}",
+                    f"{bucket['tensors'] / count:.1f}",
+                    f"{bucket['bytes'] / count / 1e6:.3g}",
+                    f"{bucket['bytes'] / seconds * 8e-6:.0f}",
+                    f"{1e3 * seconds / count:.2f}",
+                ]
 
     def seen(self) -> str:
         """In words, whether fusion makes a difference that the interval does not explain."""
@@ -122,6 +160,8 @@ def write(results: Results, folder: Path) -> None:
             "![milliseconds per batch](fusion.png)",
             "## What we see",
             "\n".join(cell.seen() for cell in cells),
+            RESPONSES,
+            table(RESPONSE_COLUMNS, [line for cell in cells for line in cell.buckets()], 4),
             FOLLOWED,
             _original(cells),
             where(results),
