@@ -40,7 +40,8 @@ images. All processes share one machine and its cores, and the number of threads
 each process needs one: with nothing to say to each other they would do about as many images/s as
 one. *computing alone* is the same step without DistributedDataParallel, on all processes at once,
 in turns with the contenders in one run; *efficiency* is its time over that of the step, and
-*communication* what is missing to 100 %. The gradients of every block are checked."""
+*communication* what is missing to 100 %. *auto* takes shared memory here. The gradients of every
+block are checked."""
 
 COLUMNS = (
     "processes x threads",
