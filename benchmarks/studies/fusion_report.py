@@ -125,7 +125,7 @@ class Cell:
                     self.title,
                     self.link,
                     NAMES[name],
-                    f"<= {bucket['upto'] / 1e6:g} MB" if bucket["upto"] else "more",
+                    _upto(bucket["upto"]),
                     f"{count:.1f}",
                     f"{bucket['tensors'] / count:.1f}",
                     f"{bucket['bytes'] / count / 1e6:.3g}",
@@ -168,6 +168,12 @@ def write(results: Results, folder: Path) -> None:
         ],
     )
     draw(cells, folder / "fusion.png")
+
+
+def _upto(size: float | None) -> str:
+    if size is None:
+        return "more"
+    return f"<= {size / 1e6:g} MB" if size >= 1e6 else f"<= {size / 1e3:g} KB"
 
 
 def _original(cells: list[Cell]) -> str:
