@@ -12,6 +12,7 @@ from benchmarks.rows import Row
 
 Results = list[dict[str, Any]]  # rows as `Row.as_json` has them, with "machine" and a study's own
 
+QUIET = 0.3  # cores that others may take before a page warns of it
 BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
@@ -54,10 +55,11 @@ def where(results: Results) -> str:
     machine = results[-1]["machine"]
     revisions = sorted({str(result["machine"]["revision"]) for result in results})
     foreign = max(result["foreign"] for result in results)
+    warning = " That is not little: repeat it on a quiet machine." if foreign > QUIET else ""
     return (
         f"## Where\n\n{machine['cpu']}, {machine['cores']} cores, {machine['system']}, torch "
         f"{machine['torch']}, revision {', '.join(revisions)}, {machine['utc'][:10]}. Other "
-        f"processes took {foreign:.2f} cores at most meanwhile."
+        f"processes took {foreign:.2f} cores at most meanwhile.{warning}"
     )
 
 
