@@ -29,6 +29,7 @@ ROWS = pytest.StashKey[list[Row]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     options = parser.getgroup("benchmarks")
     options.addoption("--quick", action="store_true", help="fewer sizes, a second for each")
+    options.addoption("--seconds", type=float, help="for a row (default: 4; 1 with --quick)")
     options.addoption(
         "--world-size", type=int, action="append", help="ranks; may be repeated (default: 2 and 4)"
     )
@@ -83,6 +84,8 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 @pytest.fixture
 def budget_s(pytestconfig: pytest.Config) -> float:
     """Seconds for a row."""
+    if seconds := pytestconfig.getoption("--seconds"):
+        return float(seconds)
     return QUICK_BUDGET_S if pytestconfig.getoption("--quick") else BUDGET_S
 
 

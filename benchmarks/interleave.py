@@ -34,39 +34,47 @@ class Trial:
     """One thing to time. `fill` and `check` run outside the clock.
 
     `call(i)` for i in range(calls) makes one block; `check` raises AssertionError unless
-    all of them left the right result.
+    all of them left the right result. `wake`, if there is one, stands for the untimed call,
+    where that would take seconds.
     """
 
     calls: int
     fill: Callable[[], object]
     call: Callable[[int], None]
     check: Callable[[], None]
+    wake: Callable[[], object] | None = None
 
 
 def interleave(
-    rank: Rank, limit: Trial, contenders: Mapping[str, Sequence[Trial]], budget_s: float
+    rank: Rank,
+    limit: Trial,
+    contenders: Mapping[str, Sequence[Trial]],
+    budget_s: float,
+    rounds: int | None = None,
 ) -> dict[str, Blocks]:
     """Seconds of every timed call on this rank, by trial ("limit" too), round and call.
 
-    Rank 0 chooses the number of rounds that fits into `budget_s` seconds, within ROUNDS.
-    Every rank must pass the same contenders, of as many trials each, in the same order.
+    Rank 0 chooses the number of rounds that fits into `budget_s` seconds, within ROUNDS, or
+    there are `rounds`, if given, after one to warm up; either way a multiple of two for each
+    trial of a contender. Every rank must pass the same contenders, of as many trials each, in
+    the same order.
     """
     trials = [
         {"limit": limit, **dict(zip(contenders, turn, strict=True))}
         for turn in zip(*contenders.values(), strict=True)
     ]
-    for _ in range(WARM_UP_ROUNDS):
+    for _ in range(1 if rounds else WARM_UP_ROUNDS):
         start = time.perf_counter()
         for trial in chain.from_iterable(turn.values() for turn in trials):
             _block(rank, trial)
         took = (time.perf_counter() - start) / len(trials)
     least, most = ROUNDS if took < SLOW_S else (SLOW_ROUNDS, SLOW_ROUNDS)
-    turns = min(max(int(budget_s / took), least), most) // (2 * len(trials))
-    rounds = torch.tensor([turns * 2 * len(trials)])
-    dist.broadcast(rounds, 0, group=rank.control)
+    wanted = rounds or min(max(int(budget_s / took), least), most)
+    count = torch.tensor([max(wanted // (2 * len(trials)), 1) * 2 * len(trials)])
+    dist.broadcast(count, 0, group=rank.control)
 
     blocks: dict[str, Blocks] = {name: [] for name in trials[0]}
-    for index in range(int(rounds.item())):
+    for index in range(int(count.item())):
         order = contenders if index % 2 == 0 else reversed([*contenders])
         for name in ("limit", *order):
             trial = trials[index // 2 % len(trials)][name]
@@ -75,8 +83,11 @@ def interleave(
 
 
 def _block(rank: Rank, trial: Trial) -> list[float]:
-    trial.fill()
-    trial.call(0)
+    if trial.wake:
+        trial.wake()
+    else:
+        trial.fill()
+        trial.call(0)
     trial.fill()
     dist.barrier(group=rank.control)
     times = []

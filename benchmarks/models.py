@@ -1,10 +1,22 @@
-"""Small networks for studies of training: minutes on two cores, gradients of more than 64 KB."""
+"""Networks of the studies: small ones to train in minutes on two cores, and large ones whose
+gradients are known to everybody. Those have the parameters of torchvision's, in the same order.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+Shape = tuple[int, ...]
+
+
+def gradient_shapes(model: Callable[[], nn.Module]) -> list[Shape]:
+    """Of a model's parameters, in order, for no memory: it is made on the meta device."""
+    with torch.device("meta"):
+        return [tuple(parameter.shape) for parameter in model().parameters()]
 
 
 def cnn() -> nn.Module:
@@ -52,6 +64,70 @@ def resnet18(width: int = 16) -> nn.Module:
         layers += [Block(channels, wide, 1 if wide == width else 2), Block(wide, wide, 1)]
         channels = wide
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+
+
+class Bottleneck(nn.Module):
+    """The block of ResNet-50: convolutions of 1x1, 3x3 with the stride, and 1x1 four times wider.
+
+    Same source as Block; the stride is where torchvision has it.
+    """
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.narrow = nn.Sequential(
+            nn.Conv2d(channels, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, stride, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, 4 * width, 1, bias=False),
+            nn.BatchNorm2d(4 * width),
+        )
+        self.skip: nn.Module = nn.Identity()
+        if stride > 1 or channels != 4 * width:
+            conv = nn.Conv2d(channels, 4 * width, 1, stride, bias=False)
+            self.skip = nn.Sequential(conv, nn.BatchNorm2d(4 * width))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.relu(self.narrow(inputs) + self.skip(inputs))
+
+
+def resnet50() -> nn.Module:
+    """Images (n, 3, 224, 224) to logits (n, 1000); 102 MB of parameters in 161 tensors."""
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(3, stride=2, padding=1),
+    ]
+    channels = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            layers.append(Bottleneck(channels, width, 2 if block == 0 and width > 64 else 1))
+            channels = 4 * width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000))
+
+
+VGG16_WIDTHS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+
+
+def vgg16(widths: Sequence[Sequence[int]] = VGG16_WIDTHS) -> nn.Module:
+    """Images (n, 3, 224, 224) to logits (n, 1000); 553 MB of parameters in 32 tensors.
+
+    Configuration D of Simonyan and Zisserman, Very Deep Convolutional Networks, 2014; `widths` of
+    its convolutions, by the pools between them.
+    """
+    layers: list[nn.Module] = []
+    channels = 3
+    for group in widths:
+        for width in group:
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+            channels = width
+        layers.append(nn.MaxPool2d(2))
+    head = [nn.Linear(49 * channels, 4096), nn.ReLU(), nn.Dropout()]
+    head += [nn.Linear(4096, 4096), nn.ReLU(), nn.Dropout(), nn.Linear(4096, 1000)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(7), nn.Flatten(), *head)
 
 
 class Lstm(nn.Module):

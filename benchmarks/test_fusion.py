@@ -11,39 +11,22 @@ import torch.distributed as dist
 
 from benchmarks.interleave import Blocks, Trial, interleave
 from benchmarks.measure import Bench
+from benchmarks.models import Shape, gradient_shapes, resnet50
 from benchmarks.payload import pattern, two_copies
 from benchmarks.ranks import Rank
 from benchmarks.test_all_reduce import bus_factor, in_flight, sync
 
 pytestmark = pytest.mark.timeout(300)
 
-Shape = tuple[int, ...]
-
 SMALL = 64 << 10  # bytes; the default fusion cutoff
 DDP_BROADCAST_BUCKET = 250 << 20  # bytes; DistributedDataParallel.broadcast_bucket_size
-
-
-def resnet50() -> list[Shape]:
-    """The shapes of its parameters, in order."""
-    shapes: list[Shape] = [(64, 3, 7, 7), (64,), (64,)]
-    channels = 64
-    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
-        wide = 4 * width
-        for block in range(blocks):
-            shapes += [(width, channels, 1, 1), (width,), (width,)]
-            shapes += [(width, width, 3, 3), (width,), (width,)]
-            shapes += [(wide, width, 1, 1), (wide,), (wide,)]
-            if block == 0:
-                shapes += [(wide, channels, 1, 1), (wide,), (wide,)]
-            channels = wide
-    return [*shapes, (1000, channels), (1000,)]
 
 
 def in_bytes(shapes: list[Shape]) -> int:
     return 4 * sum(map(prod, shapes))
 
 
-ALL = resnet50()
+ALL = gradient_shapes(resnet50)
 FEW_KB = [shape for shape in ALL if in_bytes([shape]) <= SMALL]
 FLAT: list[Shape] = [(in_bytes(ALL) // 4,)]
 assert (len(ALL), len(FEW_KB)) == (161, 115)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.test_fusion import resnet50
+from benchmarks.models import gradient_shapes, resnet50
 from torch_hvd import _C
 
 BLOCK = 128
@@ -71,7 +71,7 @@ def tensors_of(counts: list[int]) -> list[torch.Tensor]:
 
 def resnet_counts() -> list[int]:
     """161 sizes like those of ResNet-50's parameters, 270 MB of float32 in all."""
-    return [int(2.65 * prod(shape)) for shape in resnet50()]
+    return [int(2.65 * prod(shape)) for shape in gradient_shapes(resnet50)]
 
 
 def eager_pack(tensors: list[torch.Tensor]) -> Call:

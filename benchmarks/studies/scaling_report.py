@@ -1,0 +1,142 @@
+"""scaling.md and scaling.png from the results of the scaling study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.studies.results import Results, milliseconds, table, where, write_page
+
+CONTENDERS = ("hvd", "hvd:transport=gloo", "hvd:transport=mpi", STOCK := "gloo")
+SERIAL = "one process"
+NAMES = {
+    "hvd": "hvd, auto",
+    "hvd:transport=gloo": "hvd, gloo",
+    "hvd:transport=mpi": "hvd, mpi",
+    STOCK: "stock gloo",
+    SERIAL: SERIAL,
+}
+TITLES = {
+    "cnn": "A CNN on images of MNIST's shape",
+    "resnet18": "ResNet-18 on images of 32x32",
+}
+
+# Of the study that this one follows, whose processes had a device each: speed-up by processes.
+ORIGINAL = {
+    "MNIST, GPUs, MPI (530.97, 882, 1084, 1227 images/s)": {1: 1.0, 2: 1.66, 3: 2.04, 4: 2.31},
+    "ResNet-50": {2: 1.72, 4: 3.15, 8: 3.04},
+    "ResNet-18": {2: 1.55, 4: 2.34, 8: 2.16},
+}
+
+HEAD = """\
+# Scaling
+
+What does a step of training cost when more processes share it? Written by
+
+    python -m benchmarks.studies.scaling --report docs/studies
+
+A step is forward, backward and SGD, by DistributedDataParallel; a process always takes as many
+images. All processes share one machine and its cores, and the number of threads is fixed as far as
+each process needs one: with nothing to say to each other they would do about as many images/s as
+one. *computing alone* is the same step without DistributedDataParallel, on all processes at once,
+in turns with the contenders in one run; *efficiency* is its time over that of the step, and
+*communication* what is missing to 100 %. *auto* takes shared memory here. The gradients of every
+block are checked."""
+
+COLUMNS = (
+    "processes x threads",
+    "over",
+    "ms per step",
+    "p10-p90",
+    "images/s",
+    "speed-up",
+    "efficiency %",
+    "communication %",
+    "to stock gloo, 95 %",
+)
+
+FOLLOWED = """\
+## The original figures
+
+There each process had a device of its own, so the most is the number of processes, and efficiency
+is speed-up over that; here the most is 1, for the cores are the same."""
+
+
+def write(results: Results, folder: Path) -> None:
+    """Write scaling.md and scaling.png into `folder`."""
+    from benchmarks.studies.scaling_plot import draw
+
+    parts = [HEAD]
+    models = list(dict.fromkeys(row["model"] for row in results))
+    for model in models:
+        rows = [row for row in results if row["model"] == model]
+        parts += [f"## {TITLES[model]}", _describe(rows[0]), table(COLUMNS, _lines(rows), 2)]
+    parts += [
+        "![images per second](scaling.png)",
+        "## What we see",
+        "\n".join(_seen(row) for row in results if row["backend"] == "hvd"),
+        FOLLOWED,
+        _original(),
+        where(results),
+    ]
+    write_page(folder, "scaling", parts)
+    draw(results, folder / "scaling.png")
+
+
+def images_per_s(row: dict[str, Any], time: str = "time") -> float:
+    """Over all processes; `time`: "time" of the step, or "limit_time", computing alone."""
+    return 1e6 * row["images"] / row[time]["median"]
+
+
+def _describe(row: dict[str, Any]) -> str:
+    each = row["images"] // row["world_size"]
+    return (
+        f"{each} images ({row['data']}) for each process, gradients of {row['size'] / 1e6:.1f} MB."
+    )
+
+
+def _lines(rows: Results) -> list[list[str]]:
+    rows = sorted(rows, key=lambda row: row["world_size"])
+    one = next((images_per_s(row) for row in rows if row["world_size"] == 1), None)
+    lines, sizes = [], set()
+    for row in rows:
+        if row["world_size"] not in sizes and row["world_size"] > 1:
+            lines.append(_line(row, "computing alone", "limit_time", one))
+        sizes.add(row["world_size"])
+        lines.append(_line(row, NAMES[row["backend"]], "time", one))
+    return lines
+
+
+def _line(row: dict[str, Any], name: str, time: str, one: float | None) -> list[str]:
+    rate = images_per_s(row, time)
+    cells = [
+        f"{row['world_size']} x {row['threads']}",
+        name,
+        milliseconds(row[time]),
+        f"{milliseconds(row[time], 'p10')}-{milliseconds(row[time], 'p90')}",
+        f"{rate:.0f}",
+        f"{rate / one:.2f}" if one else "",
+    ]
+    if time == "limit_time" or row["world_size"] == 1:
+        return [*cells, "", "", ""]
+    percent = row["percent_of_limit"]
+    stock = row["backend"] == row["baseline"]
+    ratio = "" if stock else f"{row['ratio']:.3f} ({row['low']:.2f}-{row['high']:.2f})"
+    return [*cells, f"{percent:.1f}", f"{100 - percent:.1f}", ratio]
+
+
+def _seen(row: dict[str, Any]) -> str:
+    stock = 100 * (1 - row["limit_time"]["median"] / row["baseline_time"]["median"])
+    return (
+        f"- {TITLES[row['model']]}, {row['world_size']} processes: communication takes "
+        f"{100 - row['percent_of_limit']:.1f} % of a step over hvd, {stock:.1f} % over stock gloo"
+    )
+
+
+def _original() -> str:
+    sizes = sorted({size for found in ORIGINAL.values() for size in found})
+    lines = [
+        [name, *(f"{found[n]:.2f} ({found[n] / n:.0%})" if n in found else "" for n in sizes)]
+        for name, found in ORIGINAL.items()
+    ]
+    return table(("speed-up (efficiency)", *(f"{size}" for size in sizes)), lines)

@@ -1,0 +1,196 @@
+"""The studies of speed: what they compute from measured rows, on rows that are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from math import inf, prod
+from typing import Any
+
+import pytest
+
+from benchmarks import compare
+from benchmarks.models import cnn, gradient_shapes, resnet18, resnet50, vgg16
+from benchmarks.ranks import Ranks
+from benchmarks.studies import fusion, fusion_report, model, scaling, scaling_report
+from benchmarks.studies.alpha_beta import (
+    CUTOFF,
+    Line,
+    Model,
+    direct_bytes,
+    fit,
+    fit_model,
+    frame_limit,
+)
+from benchmarks.studies.results import link_bytes_per_s, milliseconds, table
+from benchmarks.test_fusion import in_bytes
+
+SIZES = [4 ** (power + 1) for power in range(13)]
+MODEL = Model(2, frame=Line(80.0, 800.0), direct=Line(200.0, 2000.0))
+
+
+def row(**fields: Any) -> dict[str, Any]:
+    """As `pytest benchmarks --json` writes one, with what a test is about in `fields`."""
+    spread = {"median": 1000.0, "p10": 900.0, "p90": 1200.0}
+    known = {"op": "all_reduce", "size": 1 << 20, "dtype": "float32", "world_size": 2}
+    known |= {"backend": "hvd", "baseline": "gloo", "link": None, "foreign": 0.0}
+    known |= {"time": spread, "baseline_time": spread, "limit_time": spread}
+    return known | {"ratio": 1.0, "low": 0.9, "high": 1.1, "percent_of_limit": 100.0} | fields
+
+
+@pytest.mark.parametrize(
+    ("model", "tensors", "parameters"),
+    [(resnet50, 161, 25_557_032), (vgg16, 32, 138_357_544), (resnet18, 62, 701_178)],
+)
+def test_gradients_are_those_that_everybody_knows(
+    model: Any, tensors: int, parameters: int
+) -> None:
+    shapes = gradient_shapes(model)
+    assert (len(shapes), sum(map(prod, shapes))) == (tensors, parameters)
+
+
+def test_a_line_is_found_again() -> None:
+    line = fit([(size, 80 + size / 800) for size in SIZES])
+    assert (line.alpha, line.beta) == pytest.approx((80, 800))
+
+
+def test_a_line_has_no_negative_parts() -> None:
+    assert fit([(1, 32.0), (2, 32.0), (4, 32.0)]) == Line(32.0, inf)
+    assert fit([(1, 3.0), (2, 2.0)]).beta == inf
+    through_zero = fit([(10, 1.0), (20, 4.0)])
+    # Least squares of a relative error: sum(t x / t^2) / sum(x^2 / t^2) = (10 + 5) / (100 + 25)
+    assert through_zero.alpha == 0
+    assert through_zero.beta == pytest.approx(125 / 15)
+    with pytest.raises(ValueError, match="two sizes"):
+        fit([(4, 1.0), (4, 2.0)])
+
+
+def test_a_model_is_found_again_and_checked_where_it_was_not_fitted() -> None:
+    points = [(size, MODEL.predict(size, 2)) for size in SIZES]
+    fitted = fit_model(points, ranks=2)
+    assert fitted.median_error < 1e-9
+    assert sorted(fitted.used + fitted.held_out) == points
+    assert [size for size, _ in fitted.held_out] == [16, 256, 4096, 65536, 1 << 20, 1 << 24]
+
+    wrong = {1 << 20: 1.25, 1 << 24: 0.5}
+    fitted = fit_model([(size, time * wrong.get(size, 1)) for size, time in points], ranks=2)
+    assert sorted(fitted.errors)[-2:] == pytest.approx([0.2, 1.0])
+
+
+def test_a_model_needs_sizes_of_both_ways() -> None:
+    with pytest.raises(ValueError, match="8 of frames and 2 above"):
+        fit_model([(size, 1.0) for size in SIZES[:10]], ranks=2)
+
+
+def test_what_travels_in_which_way() -> None:
+    assert [frame_limit(ranks) for ranks in (2, 4, 8, 1024)] == [65536, 65536, 32768, 256]
+    assert direct_bytes(1000, 4) == 1500
+    assert MODEL.predict(800, 4) == 80 + 3 * 800 / 800
+    assert MODEL.predict(1 << 20, 4) == 200 + 1.5 * (1 << 20) / 2000
+    # Too long for the frame of 1024 ranks, and short enough to be announced by one.
+    assert MODEL.predict(CUTOFF, 1024) == 80 + 200 + 2 * 1023 / 1024 * CUTOFF / 2000
+
+
+def test_more_ranks_never_take_less_by_the_upper_end() -> None:
+    for size in SIZES:
+        times = [MODEL.predict(size, 2**n, overlap=False) for n in range(1, 7)]
+        assert all(before <= after for before, after in pairwise(times)), size
+        assert MODEL.predict(size, 2, overlap=False) == MODEL.predict(size, 2)
+
+
+def test_rows_become_transports() -> None:
+    def rows(ranks: int, **fields: Any) -> list[dict[str, Any]]:
+        times = {size: {"median": MODEL.predict(size, ranks)} for size in SIZES}
+        return [row(size=size, time=times[size], world_size=ranks, **fields) for size in SIZES]
+
+    found = model.transports(
+        rows(4, link="1gbit") + rows(2, link="1gbit") + rows(2) + rows(2, backend="gloo")
+    )
+    assert [transport.name for transport in found] == ["gloo, 1gbit", "shm, one host"]
+    assert [transport.fitted.model.ranks for transport in found] == [2, 2]
+    assert [*found[0].beyond] == [4]
+    assert model.name_of(row(backend="hvd:transport=mpi")) == "mpi, one host"
+    assert model.name_of(row(backend="hvd:compression=int8")) is None
+
+
+def test_runs_are_compared_by_their_ratios() -> None:
+    a = [row(size=size) for size in (4, 8, 16)] + [row(op="barrier")]
+    b = [
+        row(size=4, ratio=0.7, low=0.6, high=0.8, time={"median": 500.0}),
+        row(size=8, ratio=1.2, low=1.05, high=1.3),
+        row(size=16, ratio=1.4, low=1.2, high=1.5),
+        row(size=16, backend="hvd:compression=int8"),
+    ]
+    pairs, alone = compare.pair(a, b)
+    assert [pair.verdict for pair in pairs] == ["faster", "", "slower"]
+    assert pairs[0].times == 0.5
+    assert alone == 2
+    assert [compare.cells(pair)[-1] for pair in pairs] == ["faster", "", "slower"]
+
+
+def test_tables_are_markdown() -> None:
+    assert table(("a", "b"), [("x", "1")]) == "| a | b |\n| --- | --: |\n| x | 1 |"
+    spread = {"median": 123456.0, "p10": 1234.0}
+    assert (milliseconds(spread), milliseconds(spread, "p10")) == ("123", "1.23")
+
+
+def test_rates_of_links() -> None:
+    assert link_bytes_per_s("1gbit") == 125e6
+    assert link_bytes_per_s("100mbit") == 12.5e6
+    with pytest.raises(ValueError, match="'fast' is no rate"):
+        link_bytes_per_s("fast")
+
+
+def test_a_cell_of_fusion() -> None:
+    fused, unfused, stock = fusion_report.CONTENDERS
+    common = {"model": "vgg16", "link": "1gbit", "world_size": 4, "size": 100_000_000}
+    bucket = {"upto": 1e6, "count": 3.0, "tensors": 30.0, "bytes": 1.5e6, "seconds": 0.03}
+    common["responses"] = {fused: [bucket], unfused: [bucket | {"count": 30.0}], stock: []}
+    slow = {"median": 2000.0, "p10": 1900.0, "p90": 2100.0}
+    rows = [
+        row(backend=fused, baseline=unfused, ratio=0.5, low=0.4, high=0.6, **common),
+        row(backend=fused, baseline=stock, **common),
+        row(backend=unfused, baseline=stock, time=slow, **common),
+    ]
+    rows[0]["baseline_time"] = slow
+    cell = fusion_report.Cell(rows)
+    assert cell.link_alone_ms == pytest.approx(1200)  # 150 MB at 125 MB/s
+    assert [cell.time(name)["median"] for name in (fused, unfused, stock)] == [1000, 2000, 1000]
+    assert cell.columns()[-2:] == ["3", "30"]
+    assert next(cell.buckets())[3:] == ["<= 1 MB", "3.0", "10.0", "0.5", "400", "10.00"]
+    assert "saves 50.0 % (95 %: 40.0 to 60.0); clear" in cell.seen()
+
+
+def test_images_per_second_and_the_share_of_communication() -> None:
+    step = row(images=128, model="cnn", threads=1, percent_of_limit=80.0)
+    step["limit_time"] = {"median": 800.0, "p10": 700.0, "p90": 900.0}
+    assert scaling_report.images_per_s(step) == 128_000
+    assert scaling_report.images_per_s(step, "limit_time") == 160_000
+    line = scaling_report._line(step, "hvd, auto", "time", one=64_000.0)
+    assert line[4:8] == ["128000", "2.00", "80.0", "20.0"]
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[Ranks]:
+    ranks = Ranks(2, groups=0)
+    yield ranks
+    ranks.close()
+
+
+def test_fusion_makes_fewer_responses_of_a_batch(two_ranks: Ranks) -> None:
+    blocks, responses = two_ranks.run(fusion.reduce_batches, timeout_s=60, model="cnn", rounds=4)[0]
+    assert [len(blocks[name]) for name in fusion_report.CONTENDERS] == [4, 4, 4]
+    buckets = responses["hvd:fusion_threshold=0"]
+    assert sum(bucket["count"] for bucket in buckets) == len(gradient_shapes(cnn)) == 8
+    assert sum(bucket["bytes"] for bucket in buckets) == in_bytes(gradient_shapes(cnn))
+    assert sum(bucket["tensors"] for bucket in responses["hvd"]) == 8
+    assert sum(bucket["count"] for bucket in responses["hvd"]) < 8
+    assert responses["gloo"] == []
+
+
+def test_steps_of_all_contenders_leave_the_same_gradients(two_ranks: Ranks) -> None:
+    blocks, missing = two_ranks.run(
+        scaling.train, timeout_s=60, model="cnn", threads=1, mnist=None, budget_s=0.1
+    )[0]
+    assert {*blocks} | {*missing} == {*scaling_report.CONTENDERS, "limit"}
+    assert {*missing} <= {"hvd:transport=mpi"}
