@@ -19,6 +19,7 @@ NAMES = {
 TITLES = {
     "cnn": "A CNN on images of MNIST's shape",
     "resnet18": "ResNet-18 on images of 32x32",
+    "resnet50": "ResNet-50 on images of 96x96",
 }
 
 # Of the study that this one follows, whose processes had a device each: speed-up by processes.
