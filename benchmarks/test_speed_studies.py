@@ -176,6 +176,10 @@ def test_images_per_second_and_the_share_of_communication() -> None:
     assert scaling_report.images_per_s(step, "limit_time") == 160_000
     line = scaling_report._line(step, "hvd, auto", "time", one=64_000.0)
     assert line[4:8] == ["128000", "2.00", "80.0", "20.0"]
+    one = row(backend="one process", baseline="one process", world_size=1, images=80, model="cnn")
+    theirs, *_, ours = scaling_report._original([one, step], [step]).splitlines()[2:]
+    assert theirs.endswith("| 1.00 (100%) | 1.66 (83%) | 2.04 (68%) | 2.31 (58%) |  |")
+    assert ours == f"| ours: {scaling_report.TITLES['cnn']} | 1.00 (100%) | 1.60 (80%) |  |  |  |"
 
 
 def steps_of(link: str | None, batch: int, times: dict[str, float]) -> list[dict[str, Any]]:

@@ -112,6 +112,7 @@ def contest(rank: Rank, work: Workload, batch: Batch, names: Sequence[str]) -> C
     step = stepper(alone, batch)
     step(0)
     expected = gradients(alone) / rank.size
+    alone.zero_grad()
     dist.all_reduce(expected, group=rank.control)
     awake = (lambda: None) if work.calls == 1 else None
     found = Contest(Trial(work.calls, lambda: None, step, alone.zero_grad, awake))
@@ -156,13 +157,14 @@ def over(
         model.register_comm_hook(group, hook)
     step, word = stepper(model, batch), torch.zeros(1)
     step(0)  # after the first, DDP settles its buckets
+    model.zero_grad()
 
     def check() -> None:
         sent.end(work.calls)
         error = relative_error(gradients(model), expected)
         bound = ROUNDING + TAILS * contender.tolerance
         assert error <= bound, f"wrong gradients: relative L2 error {error:.2g}"
-        model.zero_grad()  # frees them while others run
+        model.zero_grad()  # no memory for them while others run
 
     wake = (lambda: dist.all_reduce(word, group=group)) if work.calls == 1 else None
     return Trial(work.calls, sent.begin, step, check, wake)

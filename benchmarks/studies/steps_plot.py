@@ -37,23 +37,25 @@ def draw(cells: list[Cell], file: Path) -> None:
             found = [cell for cell in some if (cell.link, cell.batch) == (link, batch)]
             if found:
                 _draw_cell(axes, found[0])
-                axes.set_title(link)
             else:
                 axes.axis("off")
         row[0].set_ylabel(f"{TITLES[model]}, {batch} inputs\nms per step")
+    for axes, link in zip(pictures[0], links, strict=True):
+        axes.set_title(link)
     _legend(figure, pictures)
     figure.savefig(file, dpi=110)
     pyplot.close(figure)
 
 
 def _draw_cell(axes: Any, cell: Cell) -> None:
-    for place, (name, row) in enumerate(cell.rows.items()):
+    for name, row in cell.rows.items():
+        place = BETWEEN_HOSTS.index(name)
         time = {key: value / 1e3 for key, value in row["time"].items()}
         spread = [[time["median"] - time["p10"]], [time["p90"] - time["median"]]]
         axes.bar(place, time["median"], 0.8, color=COLORS[name], label=NAMES[name])
         axes.errorbar(place, time["median"], spread, color="black", capsize=2, linewidth=0.8)
     axes.axhline(cell.alone["median"] / 1e3, color="black", ls="--", label="computing alone")
-    axes.set_xlim(-0.7, len(cell.rows) - 0.3)
+    axes.set_xlim(-0.7, len(BETWEEN_HOSTS) - 0.3)
     axes.set_xticks([])
     axes.grid(axis="y", alpha=0.3)
 

@@ -69,9 +69,10 @@ each. Each is on a host of its own, a network namespace that sends at the rate o
 or all are on *one host* without links, where hvd takes shared memory and compresses nothing.
 *computing alone* is a step of the bare model, on all ranks at once; *communication* is what a step
 takes beyond that. All take turns in one run, and the gradients of every block are checked, those of
-codecs to the error that they may make. *KB sent* is what hvd counts on a rank in a step, with the
-batch statistics of ResNet-18, which DDP broadcasts. The hosts share the cores of one machine: who
-encodes, or carries bytes between hosts, takes time from computing."""
+codecs to thrice the error that they leave in numbers of a normal distribution. *KB sent* is what
+hvd counts on a rank in a step, with the batch statistics of ResNet-18, which DDP broadcasts. The
+hosts share the cores of one machine: who encodes, or carries bytes between hosts, takes time from
+computing."""
 
 COLUMNS = (
     "link",
@@ -190,6 +191,10 @@ def rate(link: str) -> float:
     return inf if link == ONE_HOST else link_bytes_per_s(link)
 
 
+def at(link: str) -> str:
+    return f"on {link}" if link == ONE_HOST else f"at {link}"
+
+
 def seen(cells: list[Cell]) -> Iterator[str]:
     """In words: by link, by model, and where hvd is slower than stock gloo."""
     for link in sorted({cell.link for cell in cells}, key=rate):
@@ -198,7 +203,7 @@ def seen(cells: list[Cell]) -> Iterator[str]:
         if line := _of_model(model, [cell for cell in cells if cell.model == model]):
             yield line
     slower = [
-        f"{NAMES[name]} at {cell.link}, {cell}: {cell.ratio(name)}"
+        f"{NAMES[name]} {at(cell.link)}, {cell}: {cell.ratio(name)}"
         for cell in cells
         for name in cell.rows
         if name.startswith(HVD) and cell.verdict(name) == "slower"
@@ -233,7 +238,7 @@ def _of_model(model: str, cells: list[Cell]) -> str | None:
         few, *_, many = sorted((c for c in cells if c.link == link), key=lambda c: c.batch) * 2
         if few.batch < many.batch:
             shares = f"{few.communication():.0f} % to {many.communication():.0f} %"
-            parts.append((f"from {few.batch} to {many.batch} inputs", f"{shares} at {link}"))
+            parts.append((f"from {few.batch} to {many.batch} inputs", f"{shares} {at(link)}"))
     if not parts:
         return None
     return f"{TITLES[model]}, {parts[0][0]}: communication over stock gloo goes from " + (
