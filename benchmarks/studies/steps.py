@@ -1,6 +1,6 @@
 """What does a step of training cost between hosts? By link, codec, model and size of the batch.
 
-    python -m benchmarks.studies.steps                        # two hosts; as root, twelve minutes
+    python -m benchmarks.studies.steps                        # two hosts; as root, eleven minutes
     python -m benchmarks.studies.steps --models vgg --links 1gbit "one host"
     python -m benchmarks.studies.steps --report docs/studies  # steps.md and .png: matplotlib
 
@@ -28,6 +28,7 @@ from benchmarks.studies import steps_report
 from benchmarks.studies.ddp_steps import Workload, contest, rows
 from benchmarks.studies.results import append, link_bytes_per_s, read
 from benchmarks.studies.steps_report import BETWEEN_HOSTS, ON_ONE_HOST, ONE_HOST, STOCK
+from rig.hosts import complaint
 
 CELL_TIMEOUT_S = 300
 LINKS = ("100mbit", "1gbit", "5gbit", ONE_HOST)
@@ -150,6 +151,9 @@ def main() -> None:
     }
     cells = wanted(args.models, args.links, args.batches)
     cells = [cell for cell in cells if (cell, args.ranks) not in done]
+    for link in sorted({cell.link for cell in cells} - {ONE_HOST}):
+        if reason := complaint(link):
+            parser.error(f"links of {link}: {reason}")
     run(cells, args.ranks, args.seconds, args.results)
     if args.report:
         steps_report.write(read(args.results), args.report)

@@ -23,10 +23,12 @@ def draw(cells: list[Cell], file: Path) -> None:
     models = [model for model in PICTURED if any(cell.model == model for cell in cells)]
     models = models or [cells[0].model]
     links = sorted({cell.link for cell in cells}, key=rate)
+    bars = [max(len(cell.rows) for cell in cells if cell.link == link) for link in links]
     figure, pictures = pyplot.subplots(
         len(models),
         len(links),
-        figsize=(2.4 * len(links) + 0.6, 2.5 * len(models) + 0.6),
+        width_ratios=bars,
+        figsize=(max(0.4 * sum(bars) + 2, 7), 2.5 * len(models) + 0.6),
         layout="constrained",
         squeeze=False,
     )
@@ -48,15 +50,15 @@ def draw(cells: list[Cell], file: Path) -> None:
 
 
 def _draw_cell(axes: Any, cell: Cell) -> None:
-    for name, row in cell.rows.items():
-        place = BETWEEN_HOSTS.index(name)
+    for place, (name, row) in enumerate(cell.rows.items()):
         time = {key: value / 1e3 for key, value in row["time"].items()}
         spread = [[time["median"] - time["p10"]], [time["p90"] - time["median"]]]
         axes.bar(place, time["median"], 0.8, color=COLORS[name], label=NAMES[name])
         axes.errorbar(place, time["median"], spread, color="black", capsize=2, linewidth=0.8)
     axes.axhline(cell.alone["median"] / 1e3, color="black", ls="--", label="computing alone")
-    axes.set_xlim(-0.7, len(BETWEEN_HOSTS) - 0.3)
+    axes.set_xlim(-0.7, len(cell.rows) - 0.3)
     axes.set_xticks([])
+    axes.set_axisbelow(True)
     axes.grid(axis="y", alpha=0.3)
 
 

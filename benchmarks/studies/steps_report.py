@@ -40,7 +40,7 @@ TITLES = {
     "lstm": "LSTM",
     "transformer": "Transformer",
     "resnet18": "ResNet-18",
-    "vgg": "VGG, narrow",
+    "vgg": "Narrow VGG-16",
 }
 ABOUT = {
     "cnn": "Two convolutions and two linear layers, images of 28x28",
@@ -68,11 +68,11 @@ A step is forward, backward and SGD, by DistributedDataParallel, on {ranks} rank
 each. Each is on a host of its own, a network namespace that sends at the rate of its link at most,
 or all are on *one host* without links, where hvd takes shared memory and compresses nothing.
 *computing alone* is a step of the bare model, on all ranks at once; *communication* is what a step
-takes beyond that. All take turns in one run, and the gradients of every block are checked, those of
-codecs to thrice the error that they leave in numbers of a normal distribution. *KB sent* is what
-hvd counts on a rank in a step, with the batch statistics of ResNet-18, which DDP broadcasts. The
-hosts share the cores of one machine: who encodes, or carries bytes between hosts, takes time from
-computing."""
+takes beyond that, and about 0 may come out below. All take turns in one run, and the gradients of
+every block are checked, those of codecs to thrice the error that they leave in numbers of a normal
+distribution. *KB sent* is what hvd counts on a rank in a step, with the batch statistics of
+ResNet-18, which DDP broadcasts. The hosts share the cores of one machine: who encodes, or carries
+bytes between hosts, takes time from computing."""
 
 COLUMNS = (
     "link",
@@ -91,7 +91,7 @@ FOLLOWED = """\
 
 Seconds of a whole training of a CNN on MNIST, by codec and number of devices, and what part of
 fp32's they are; ours are ms of a step of our CNN with {batch} inputs on each of {ranks} ranks. Its
-float8 reached 9.58 % accuracy; ours reaches that of fp32 (docs/accuracy.md)."""
+float8 reached an accuracy of 9.58 %; ours reaches that of fp32 (docs/accuracy.md)."""
 
 
 class Cell:
