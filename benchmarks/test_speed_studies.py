@@ -19,6 +19,7 @@ from benchmarks.studies import (
     scaling,
     scaling_report,
     steps,
+    steps_cells,
     steps_report,
 )
 from benchmarks.studies.alpha_beta import (
@@ -210,7 +211,7 @@ def test_few_rounds_of_steps_that_wait_seconds_for_a_link() -> None:
     vgg, cnn = steps.WORKLOADS["vgg"], steps.WORKLOADS["cnn"]
     assert vgg.nbytes == 4 * sum(map(prod, gradient_shapes(small_vgg))) > 12.5e6
     assert steps.rounds_of(vgg, "100mbit") == steps.SLOW_ROUNDS
-    assert [steps.rounds_of(vgg, link) for link in ("1gbit", steps_report.ONE_HOST)] == [None, None]
+    assert [steps.rounds_of(vgg, link) for link in ("1gbit", steps_cells.ONE_HOST)] == [None, None]
     assert steps.rounds_of(cnn, "100mbit") is None
 
 
@@ -219,7 +220,7 @@ def test_what_is_seen_of_steps() -> None:
     known = steps_of(None, 64, {"gloo": 1.25, "hvd": 1.3})
     known += steps_of("1gbit", 64, {"gloo": 2.0, "hvd": 1.6, int8: 1.25})
     known += steps_of("1gbit", 16, {"gloo": 4.0, "hvd": 5.0, int8: 2.0})
-    cells = steps_report.cells_of(known)
+    cells = steps_cells.cells_of(known)
     assert [(cell.link, cell.batch) for cell in cells] == [
         ("1gbit", 16),
         ("1gbit", 64),

@@ -27,7 +27,7 @@ from benchmarks.rows import Row, slowest
 from benchmarks.studies import steps_report
 from benchmarks.studies.ddp_steps import Workload, contest, rows
 from benchmarks.studies.results import append, link_bytes_per_s, read
-from benchmarks.studies.steps_report import BETWEEN_HOSTS, ON_ONE_HOST, ONE_HOST, STOCK
+from benchmarks.studies.steps_cells import BETWEEN_HOSTS, ON_ONE_HOST, ONE_HOST, STOCK
 from rig.hosts import complaint
 
 CELL_TIMEOUT_S = 300

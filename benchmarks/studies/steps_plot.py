@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib
 from matplotlib import pyplot
 
-from benchmarks.studies.steps_report import BETWEEN_HOSTS, NAMES, TITLES, Cell, rate
+from benchmarks.studies.steps_cells import BETWEEN_HOSTS, NAMES, TITLES, Cell, rate
 
 matplotlib.use("Agg")
 

@@ -4,44 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from math import inf
 from pathlib import Path
-from typing import Any
 
-from benchmarks.studies.results import (
-    Results,
-    link_bytes_per_s,
-    milliseconds,
-    table,
-    where,
-    write_page,
-)
+from benchmarks.studies.results import Results, milliseconds, table, where, write_page
+from benchmarks.studies.steps_cells import HVD, NAMES, ONE_HOST, TITLES, Cell, cells_of, rate
 
-BETWEEN_HOSTS = (
-    STOCK := "gloo",
-    "gloo+fp16_compress_hook",
-    HVD := "hvd",
-    "hvd:compression=fp16",
-    "hvd:compression=int8",
-    "hvd:compression=fp8",
-)
-ON_ONE_HOST = (STOCK, HVD)
-ONE_HOST = "one host"
-NAMES = {
-    STOCK: "stock gloo",
-    "gloo+fp16_compress_hook": "gloo, fp16 hook",
-    HVD: "hvd",
-    "hvd:compression=fp16": "hvd fp16",
-    "hvd:compression=int8": "hvd int8",
-    "hvd:compression=fp8": "hvd fp8",
-}
-TITLES = {
-    "cnn": "MNIST CNN",
-    "lstm": "LSTM",
-    "transformer": "Transformer",
-    "resnet18": "ResNet-18",
-    "vgg": "Narrow VGG-16",
-}
 ABOUT = {
     "cnn": "Two convolutions and two linear layers, images of 28x28",
     "lstm": "Two layers of 256, sequences of 16 steps",
@@ -94,63 +61,6 @@ fp32's they are; ours are ms of a step of our CNN with {batch} inputs on each of
 float8 reached an accuracy of 9.58 %; ours reaches that of fp32 (docs/accuracy.md)."""
 
 
-class Cell:
-    """What was measured of one model, batch and link."""
-
-    def __init__(self, rows: Results) -> None:
-        first = rows[0]
-        self.model, self.batch = str(first["model"]), int(first["batch"])
-        self.link, self.ranks = str(first["link"] or ONE_HOST), int(first["world_size"])
-        self.bytes = int(first["size"])
-        self.rows = {str(row["backend"]): row for row in rows}
-
-    def __str__(self) -> str:
-        return f"{TITLES[self.model]} with {self.batch} inputs"
-
-    @property
-    def alone(self) -> dict[str, float]:
-        """Microseconds of the bare model's step: median, p10 and p90."""
-        return self.rows[STOCK]["limit_time"]
-
-    @property
-    def fastest(self) -> str:
-        return min(self.rows, key=self.median)
-
-    def median(self, name: str) -> float:
-        return self.rows[name]["time"]["median"]
-
-    def communication(self, name: str = STOCK) -> float:
-        """Its share of a step in per cent."""
-        return 100 - self.rows[name]["percent_of_limit"]
-
-    def ratio(self, name: str) -> str:
-        row = self.rows[name]
-        return f"{row['ratio']:.3f} ({row['low']:.2f}-{row['high']:.2f})"
-
-    def verdict(self, name: str) -> str:
-        """Against stock gloo: "faster" or "slower" where the interval says so, else ""."""
-        row = self.rows[name]
-        if row["low"] <= 1 <= row["high"]:
-            return ""
-        return "faster" if row["high"] < 1 else "slower"
-
-    def lines(self) -> Iterator[list[str]]:
-        """Of the table, one for each contender."""
-        for name, row in self.rows.items():
-            time, sent = row["time"], row["wire_bytes"]
-            yield [
-                self.link,
-                f"{self.batch}",
-                NAMES[name],
-                milliseconds(time),
-                f"{milliseconds(time, 'p10')}-{milliseconds(time, 'p90')}",
-                milliseconds(self.alone),
-                f"{self.communication(name):.1f}",
-                f"{sent / 1e3:.0f}" if sent else "",
-                "" if name == STOCK else self.ratio(name),
-            ]
-
-
 def write(results: Results, folder: Path) -> None:
     """Write steps.md and steps.png into `folder`."""
     from benchmarks.studies.steps_plot import draw
@@ -172,23 +82,6 @@ def write(results: Results, folder: Path) -> None:
     parts.append(where(results))
     write_page(folder, "steps", parts)
     draw(cells, folder / "steps.png")
-
-
-def cells_of(results: Results) -> list[Cell]:
-    """By model, from the slowest link to one host, by batch."""
-    grouped: dict[tuple[Any, ...], Results] = {}
-    for row in results:
-        key = (row["model"], row["batch"], row["link"], row["world_size"])
-        grouped.setdefault(key, []).append(row)
-    return sorted(
-        map(Cell, grouped.values()),
-        key=lambda cell: ([*TITLES].index(cell.model), rate(cell.link), cell.batch),
-    )
-
-
-def rate(link: str) -> float:
-    """In bytes per second; without a link there is no bound."""
-    return inf if link == ONE_HOST else link_bytes_per_s(link)
 
 
 def at(link: str) -> str:
