@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from math import inf, prod
+from math import ceil, inf, prod
 from typing import Any
 
 import pytest
 
 from benchmarks import compare
-from benchmarks.models import cnn, gradient_shapes, resnet18, resnet50, vgg16
+from benchmarks.models import cnn, gradient_shapes, resnet18, resnet50, small_vgg, vgg16
 from benchmarks.ranks import Ranks
-from benchmarks.studies import fusion, fusion_report, model, scaling, scaling_report
+from benchmarks.studies import (
+    fusion,
+    fusion_report,
+    model,
+    scaling,
+    scaling_report,
+    steps,
+    steps_cells,
+    steps_report,
+)
 from benchmarks.studies.alpha_beta import (
     CUTOFF,
     Line,
@@ -168,6 +177,69 @@ def test_images_per_second_and_the_share_of_communication() -> None:
     assert scaling_report.images_per_s(step, "limit_time") == 160_000
     line = scaling_report._line(step, "hvd, auto", "time", one=64_000.0)
     assert line[4:8] == ["128000", "2.00", "80.0", "20.0"]
+    one = row(backend="one process", baseline="one process", world_size=1, images=80, model="cnn")
+    theirs, *_, ours = scaling_report._original([one, step], [step]).splitlines()[2:]
+    assert theirs.endswith("| 1.00 (100%) | 1.66 (83%) | 2.04 (68%) | 2.31 (58%) |  |")
+    assert ours == f"| ours: {scaling_report.TITLES['cnn']} | 1.00 (100%) | 1.60 (80%) |  |  |  |"
+
+
+def steps_of(link: str | None, batch: int, times: dict[str, float]) -> list[dict[str, Any]]:
+    """Rows of a cell with a computing time of 1 ms; `times` in ms, bounds 10 % around ratios."""
+    stock = times["gloo"]
+    rows = []
+    for backend, time in times.items():
+        more: dict[str, Any] = {"percent_of_limit": 100 / time, "ratio": time / stock}
+        more |= {"low": 0.9 * time / stock, "high": 1.1 * time / stock}
+        more["time"] = {"median": 1e3 * time, "p10": 900 * time, "p90": 1100 * time}
+        rows.append(row(backend=backend, model="cnn", batch=batch, link=link, **more))
+        rows[-1]["wire_bytes"] = 64_000.0 if backend.startswith("hvd") else None
+    return rows
+
+
+def test_cells_of_steps_left_out_come_when_asked_for() -> None:
+    every = steps.wanted([*steps.WORKLOADS], steps.LINKS)
+    assert len(every) == 2 * len(steps.WORKLOADS) * len(steps.LINKS) - len(steps.LEFT_OUT)
+    assert steps.wanted(["vgg"], ["100mbit"]) == [("vgg", 32, "100mbit")]
+    assert steps.wanted(["vgg"], ["100mbit"], [8]) == [("vgg", 8, "100mbit")]
+    assert [cell.link for cell in steps.wanted(["cnn"], ["5gbit", "1gbit"])[::2]] == [
+        "5gbit",
+        "1gbit",
+    ]
+
+
+def test_few_rounds_of_steps_that_wait_seconds_for_a_link() -> None:
+    vgg, cnn = steps.WORKLOADS["vgg"], steps.WORKLOADS["cnn"]
+    assert vgg.nbytes == 4 * sum(map(prod, gradient_shapes(small_vgg))) > 12.5e6
+    assert steps.rounds_of(vgg, "100mbit") == steps.SLOW_ROUNDS
+    assert [steps.rounds_of(vgg, link) for link in ("1gbit", steps_cells.ONE_HOST)] == [None, None]
+    assert steps.rounds_of(cnn, "100mbit") is None
+
+
+def test_what_is_seen_of_steps() -> None:
+    int8 = "hvd:compression=int8"
+    known = steps_of(None, 64, {"gloo": 1.25, "hvd": 1.3})
+    known += steps_of("1gbit", 64, {"gloo": 2.0, "hvd": 1.6, int8: 1.25})
+    known += steps_of("1gbit", 16, {"gloo": 4.0, "hvd": 5.0, int8: 2.0})
+    cells = steps_cells.cells_of(known)
+    assert [(cell.link, cell.batch) for cell in cells] == [
+        ("1gbit", 16),
+        ("1gbit", 64),
+        ("one host", 64),
+    ]
+    assert [cell.communication() for cell in cells] == pytest.approx([75, 50, 20])
+    assert [cell.verdict("hvd") for cell in cells] == ["slower", "faster", ""]
+    assert [*cells[0].lines()][2][2:] == [
+        *("hvd int8", "2", "1.8-2.2", "1", "50.0", "64", "0.500 (0.45-0.55)")
+    ]
+    link, host, model, slower = steps_report.seen(cells)
+    assert link.startswith("1gbit: communication takes 50 to 75 % of a step over stock gloo. ")
+    assert "faster in 1 of 2 cells, slower in 1, neither in 0. The fastest is hvd int8 in 2" in link
+    assert "at best hvd int8 takes 0.500 (0.45-0.55) of gloo's time (MNIST CNN with 16" in link
+    assert "faster in 0 of 1 cells, slower in 0, neither in 1. The fastest is stock gloo" in host
+    assert model.endswith(
+        "from 16 to 64 inputs: communication over stock gloo goes from 75 % to 50 % at 1gbit"
+    )
+    assert slower.endswith("interval: hvd at 1gbit, MNIST CNN with 16 inputs: 1.250 (1.12-1.38)")
 
 
 @pytest.fixture
@@ -189,8 +261,23 @@ def test_fusion_makes_fewer_responses_of_a_batch(two_ranks: Ranks) -> None:
 
 
 def test_steps_of_all_contenders_leave_the_same_gradients(two_ranks: Ranks) -> None:
-    blocks, missing = two_ranks.run(
-        scaling.train, timeout_s=60, model="cnn", threads=1, mnist=None, budget_s=0.1
+    blocks, _, missing = two_ranks.run(
+        scaling.train, timeout_s=60, model="cnn", threads=1, mnist=None, budget_s=0.1, rounds=4
     )[0]
     assert {*blocks} | {*missing} == {*scaling_report.CONTENDERS, "limit"}
     assert {*missing} <= {"hvd:transport=mpi"}
+
+
+def test_steps_with_codecs_send_as_many_bytes_as_they_should(two_ranks: Ranks) -> None:
+    # On one host hvd encodes nothing, unless it is to take Gloo.
+    hvd = [f"hvd:transport=gloo,compression={codec}" for codec in ("none", "fp16", "int8", "fp8")]
+    names = ("gloo", "gloo+fp16_compress_hook", *hvd)
+    blocks, sent = two_ranks.run(
+        steps.train, timeout_s=60, model="cnn", batch=4, names=names, budget_s=0.1, rounds=4
+    )[0]
+    assert [len(blocks[name]) for name in ("limit", *names)] == [4] * 7
+    size = steps.WORKLOADS["cnn"].nbytes
+    assert [sent[name] for name in names[:4]] == [None, None, size, size / 2]
+    numbers = size // 4
+    in_a_byte = numbers + 2 * ceil(numbers / 128)  # and a scale of two bytes for each 128
+    assert [sent[name] for name in names[4:]] == [in_a_byte, in_a_byte]
