@@ -7,6 +7,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -29,11 +30,24 @@ def facts() -> dict[str, str | int | None]:
 
 
 def busy_seconds() -> float:
-    """CPU time that this machine has spent on anything, stolen time included."""
-    user, nice, system, _idle, _iowait, irq, softirq, steal = (
+    """CPU time that this machine has spent on processes, stolen time included.
+
+    Not on interrupts: most are the network's, that is of what ranks on hosts send each other.
+    """
+    user, nice, system, _idle, _iowait, _irq, _softirq, steal = (
         int(ticks) for ticks in Path("/proc/stat").read_text().split()[1:9]
     )
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+    return (user + nice + system + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def network_threads() -> list[int]:
+    """Process ids of the kernel's threads that take over interrupts where there are many."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/comm"):
+        with suppress(OSError):  # it has ended
+            if file.read_text().startswith("ksoftirqd/"):
+                found.append(int(file.parent.name))
+    return found
 
 
 def cpu_seconds(pid: int) -> float:
@@ -47,7 +61,7 @@ class Load:
 
     def __init__(self, pids: Sequence[int]) -> None:
         """`pids`: of the processes that are not others."""
-        self._pids = pids
+        self._pids = [*pids, *network_threads()]
         self._begin = self._now()
 
     def foreign(self) -> float:
