@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.effort import Effort, effort
 from benchmarks.machine import facts
 from benchmarks.measure import Bench
 from benchmarks.ranks import Ranks
@@ -21,17 +22,17 @@ from benchmarks.report import describe, in_bytes, markdown
 from benchmarks.rows import Row
 from rig.hosts import complaint
 
-BUDGET_S, QUICK_BUDGET_S = 4.0, 1.0
-
+EFFORT = pytest.StashKey[Effort]()
 ROWS = pytest.StashKey[list[Row]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     options = parser.getgroup("benchmarks")
-    options.addoption("--quick", action="store_true", help="fewer sizes, a second for each")
-    options.addoption("--seconds", type=float, help="for a row (default: 4; 1 with --quick)")
+    options.addoption("--quick", action="store_true", help="fewer sizes, half a second for each")
+    options.addoption("--full", action="store_true", help="2 and 4 ranks")
+    options.addoption("--seconds", type=float, help="for a row (default: 4; 0.5 with --quick)")
     options.addoption(
-        "--world-size", type=int, action="append", help="ranks; may be repeated (default: 2 and 4)"
+        "--world-size", type=int, action="append", help="ranks; may be repeated (default: 2)"
     )
     options.addoption("--backend", default="hvd", help="what is measured (default: hvd)")
     options.addoption("--baseline", default="gloo", help="what it is compared to (default: gloo)")
@@ -47,22 +48,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "contenders(loopback, link): the pairs to compare")
-    if (link := config.getoption("--link")) and (reason := complaint(link)):
+    option = config.getoption
+    if (link := option("--link")) and (reason := complaint(link)):
         raise pytest.UsageError(f"--link {link}: {reason}")
+    try:
+        config.stash[EFFORT] = effort(quick=option("--quick"), full=option("--full"))
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
     config.stash[ROWS] = []
-    if file := config.getoption("--json"):
+    if file := option("--json"):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "nbytes" in metafunc.fixturenames:
-        quick = metafunc.config.getoption("--quick")
-        sizes = metafunc.module.QUICK_SIZES if quick else metafunc.module.SIZES
+        sizes = getattr(metafunc.module, metafunc.config.stash[EFFORT].sizes)
         metafunc.parametrize("nbytes", sizes, ids=lambda size: in_bytes(size).replace(" ", ""))
     if "ranks" in metafunc.fixturenames:
         option = metafunc.config.getoption
-        wanted = option("--world-size") or [2, 4]
+        wanted = option("--world-size") or metafunc.config.stash[EFFORT].world_sizes
         possible = getattr(metafunc.module, "WORLD_SIZES", wanted)
         pairs = [(option("--backend"), option("--baseline"))]
         if mark := metafunc.definition.get_closest_marker("contenders"):
@@ -84,9 +89,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 @pytest.fixture
 def budget_s(pytestconfig: pytest.Config) -> float:
     """Seconds for a row."""
-    if seconds := pytestconfig.getoption("--seconds"):
-        return float(seconds)
-    return QUICK_BUDGET_S if pytestconfig.getoption("--quick") else BUDGET_S
+    return float(pytestconfig.getoption("--seconds") or pytestconfig.stash[EFFORT].budget_s)
 
 
 @pytest.fixture

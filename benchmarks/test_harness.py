@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.contenders import Contender
-from benchmarks.interleave import Blocks, Trial, interleave
+from benchmarks.interleave import FEW, Blocks, Trial, interleave
 from benchmarks.payload import pattern, two_copies
 from benchmarks.ranks import Rank, Ranks
 from benchmarks.rows import Spread, ratio_interval, slowest
@@ -49,11 +49,11 @@ def two_ranks() -> Iterator[Ranks]:
 def test_failures_are_named_and_the_next_run_starts_afresh(two_ranks: Ranks) -> None:
     with pytest.raises(RuntimeError, match=r"wrong_sum.*rank \d failed(?s:.*)wrong sum"):
         two_ranks.run(wrong_sum, timeout_s=60, contributing=3)
-    with pytest.raises(TimeoutError, match=r"hang.*ranks \[1\] within 10 s"):
-        two_ranks.run(hang, timeout_s=10)
+    with pytest.raises(TimeoutError, match=r"hang.*ranks \[1\] within 3 s"):
+        two_ranks.run(hang, timeout_s=3)
     answers = two_ranks.run(wrong_sum, timeout_s=60, contributing=2)
     assert [sorted(answer) for answer in answers] == [["backend", "limit"]] * 2
-    assert len(answers[0]["backend"]) == len(answers[1]["limit"]) >= 12
+    assert len(answers[0]["backend"]) == len(answers[1]["limit"]) >= FEW
 
 
 def interfaces(rank: Rank) -> list[str]:
