@@ -8,7 +8,7 @@ This module must not import torch at its top: a rank sets its environment first.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +39,11 @@ class Contender:
 
     @staticmethod
     def parse(text: str) -> Contender:
-        """ValueError, naming what is wrong, unless it is BACKEND[:OPTION=VALUE,...][+HOOK]."""
-        rest, _, hook = text.partition("+")
+        """ValueError, naming what is wrong, unless it is BACKEND[:OPTION=VALUE,...][+HOOK].
+
+        HOOK ends in _hook; what else stands behind a + belongs to a value, as in shm+gloo.
+        """
+        rest, _, hook = text.rpartition("+") if text.endswith("_hook") else (text, "", "")
         backend, _, settings = rest.partition(":")
         options: dict[str, Any] = {}
         for setting in settings.split(",") if settings else ():
@@ -49,6 +52,20 @@ class Contender:
                 raise ValueError(f"{text}: {setting!r} is no OPTION=VALUE")
             options[name] = int(value) if value.isdecimal() else value
         return Contender(backend, options, hook)
+
+    def __str__(self) -> str:
+        """What `parse` takes."""
+        settings = ",".join(f"{name}={value}" for name, value in self.options.items())
+        return self.backend + (settings and f":{settings}") + (self.hook and f"+{self.hook}")
+
+    def with_options(self, options: dict[str, Any]) -> Contender:
+        """With these, too. ValueError unless it is hvd and has none of them."""
+        for name, value in options.items():
+            if self.backend != "hvd":
+                raise ValueError(f"{name}={value} is an option of hvd, not of {self.backend}")
+            if name in self.options:
+                raise ValueError(f"{self} has a {name} of its own, so it cannot be {value}")
+        return replace(self, options=self.options | options)
 
     @property
     def tolerance(self) -> float:

@@ -31,9 +31,9 @@ class Bench:
     def shares_memory(self) -> bool:
         """Whether the backend's ranks reach each other by shared memory."""
         backend = Contender.parse(self.ranks.backend)
-        transport = backend.options.get("transport", "auto")
+        transport = str(backend.options.get("transport", "auto"))
         on_one_host = self.ranks.link is None
-        return backend.backend == "hvd" and on_one_host and transport in ("auto", "shm")
+        return backend.backend == "hvd" and on_one_host and transport.startswith(("auto", "shm"))
 
     def row(
         self,

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from benchmarks.contenders import Contender
 from benchmarks.interleave import FEW, Blocks, Trial, interleave
 from benchmarks.payload import pattern, two_copies
+from benchmarks.peers import parse_peers, why_not
 from benchmarks.ranks import Rank, Ranks
 from benchmarks.rows import Spread, ratio_interval, slowest
 from rig.hosts import complaint
@@ -81,6 +82,33 @@ def test_contenders_by_name() -> None:
     assert Contender.parse("gloo") == Contender("gloo", {}, "")
     with pytest.raises(ValueError, match=r"'compression' is no OPTION=VALUE"):
         Contender.parse("hvd:compression")
+
+
+@pytest.mark.parametrize(
+    "name", ["gloo", "hvd:transport=shm+gloo,check=1", "hvd:transport=shm+mpi+fp16_compress_hook"]
+)
+def test_a_contender_has_its_name_again(name: str) -> None:
+    assert str(Contender.parse(name)) == name
+    assert Contender.parse(name).hook == ("fp16_compress_hook" if "_hook" in name else "")
+
+
+def test_options_are_added_to_the_name() -> None:
+    options = {"transport": "shm+gloo", "compression": "int8"}
+    added = Contender.parse("hvd:check=1+fp16_compress_hook").with_options(options)
+    assert str(added) == "hvd:check=1,transport=shm+gloo,compression=int8+fp16_compress_hook"
+    assert Contender.parse("gloo").with_options({}) == Contender.parse("gloo")
+    with pytest.raises(ValueError, match="transport=shm is an option of hvd, not of gloo"):
+        Contender.parse("gloo").with_options({"transport": "shm"})
+    with pytest.raises(ValueError, match="has a transport of its own, so it cannot be shm"):
+        Contender.parse("hvd:transport=gloo").with_options({"transport": "shm"})
+
+
+def test_peers_by_name() -> None:
+    assert parse_peers("mpi,gloo,mpi") == ["mpi", "gloo"]
+    with pytest.raises(ValueError, match="'tcp'; allowed is gloo, mpi, horovod, nccl"):
+        parse_peers("gloo,tcp")
+    assert why_not("gloo") is None and why_not("hvd:transport=gloo") is None
+    assert "python -m benchmarks.mpi" in str(why_not("mpi"))
 
 
 def test_a_call_counts_where_it_took_longest() -> None:
