@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,7 +27,10 @@ TOLERANCES = {
     "int4": 0.3,  # 0.15, and as much that error feedback brings along from the call before
     "fp16_compress_hook": 1e-3,
     "bf16_compress_hook": 8e-3,
+    "powerSGD_hook": inf,  # its result is no mean to any small error
 }
+
+UNCOMPRESSED_STEPS = 2  # PowerSGD's fewest; a block to warm up has as many
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class Contender:
 
     @property
     def tolerance(self) -> float:
-        """Relative L2 error of its results at most; 0 where they are exact."""
+        """Relative L2 error of its results at most; 0: exact; inf: unknown."""
         codec = self.options.get("compression", "none")
         return max(TOLERANCES[str(codec)], TOLERANCES[self.hook] if self.hook else 0.0)
 
@@ -84,11 +88,14 @@ class Contender:
             options = Options(**self.options)  # and not setattr, which takes any name
         return dist.new_group(backend=self.backend, timeout=timeout, pg_options=options)
 
-    def comm_hook(self) -> Callable[..., Any] | None:
-        """For DDP's register_comm_hook: one of its default_hooks."""
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    def comm_hook(self, group: ProcessGroup) -> tuple[Any, Callable[..., Any]] | None:
+        """State and hook for DDP's register_comm_hook: PowerSGD, or one of its default_hooks."""
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-        return getattr(default_hooks, self.hook) if self.hook else None
+        if self.hook == "powerSGD_hook":
+            state = powerSGD_hook.PowerSGDState(group, start_powerSGD_iter=UNCOMPRESSED_STEPS)
+            return state, powerSGD_hook.powerSGD_hook
+        return (group, getattr(default_hooks, self.hook)) if self.hook else None
 
 
 def sent_bytes() -> float:

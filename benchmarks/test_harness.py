@@ -16,6 +16,7 @@ from benchmarks.payload import pattern, two_copies
 from benchmarks.peers import parse_peers, why_not
 from benchmarks.ranks import Rank, Ranks
 from benchmarks.rows import Spread, ratio_interval, slowest
+from benchmarks.test_ddp import check_agreement
 from rig.hosts import complaint
 
 
@@ -40,6 +41,12 @@ def wrong_sum(rank: Rank, *, contributing: int) -> dict[str, Blocks]:
     return interleave(rank, two_copies(source, [tensor]), {"backend": [trial]}, budget_s=0.1)
 
 
+def apart(rank: Rank) -> None:
+    """Gradients that are the same on all ranks, then others."""
+    check_agreement(rank, torch.ones(3))
+    check_agreement(rank, torch.ones(3) + rank.rank)
+
+
 @pytest.fixture
 def two_ranks() -> Iterator[Ranks]:
     ranks = Ranks(2, "gloo", "gloo")
@@ -55,6 +62,8 @@ def test_failures_are_named_and_the_next_run_starts_afresh(two_ranks: Ranks) -> 
     answers = two_ranks.run(wrong_sum, timeout_s=60, contributing=2)
     assert [sorted(answer) for answer in answers] == [["backend", "limit"]] * 2
     assert len(answers[0]["backend"]) == len(answers[1]["limit"]) >= FEW
+    with pytest.raises(RuntimeError, match=r"apart(?s:.*)gradients differ between ranks"):
+        two_ranks.run(apart, timeout_s=60)
 
 
 def interfaces(rank: Rank) -> list[str]:
