@@ -100,7 +100,7 @@ def places(metafunc: pytest.Metafunc) -> Iterator[Any]:
         pairs = mark.kwargs["link" if config.getoption("--link") else "loopback"]
     for size in wanted:
         for pair in pairs if size in possible else ():
-            reason = why_not(pair[1])
+            reason = why_not(pair[1], config.getoption("--link"))
             marks = [pytest.mark.skip(reason)] if reason else []
             name = "-".join([f"n{size}", *(pair if mark or len(pairs) > 1 else ())])
             yield pytest.param((size, *pair), id=name, marks=marks)

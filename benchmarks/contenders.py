@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -30,6 +30,7 @@ TOLERANCES = {
     "powerSGD_hook": inf,  # its result is no mean to any small error
 }
 
+HOROVOD = "horovod"  # which is no backend of c10d
 UNCOMPRESSED_STEPS = 2  # PowerSGD's fewest; a block to warm up has as many
 
 
@@ -81,6 +82,10 @@ class Contender:
         """A group of all ranks; to be called on all."""
         import torch.distributed as dist
 
+        if self.backend == HOROVOD:
+            from benchmarks.horovod import HorovodGroup
+
+            return cast("ProcessGroup", HorovodGroup())
         options = None
         if self.options:
             from torch_hvd import Options

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from importlib import import_module
 
 import torch
 
-PEERS = ("gloo", "mpi", "horovod", "nccl")
+from benchmarks.contenders import HOROVOD
+
+PEERS = ("gloo", "mpi", HOROVOD, "nccl")
 
 
 def parse_peers(text: str) -> list[str]:
@@ -18,7 +20,7 @@ def parse_peers(text: str) -> list[str]:
     return list(dict.fromkeys(peers))
 
 
-def why_not(baseline: str) -> str | None:
+def why_not(baseline: str, link: str | None = None) -> str | None:
     """Why a baseline cannot be measured by `pytest benchmarks`; None where nothing is known."""
     if baseline == "mpi":
         # A process has one libmpi, and who started it decides which.
@@ -27,6 +29,12 @@ def why_not(baseline: str) -> str | None:
         if not torch.cuda.is_available():
             return "there is no CUDA device for NCCL"
         return "these tensors are on the host; against NCCL: python -m benchmarks.gpu.dispatch"
-    if baseline == "horovod" and not find_spec("horovod"):
-        return "horovod is not installed"
-    return None
+    return why_not_horovod(link) if baseline == HOROVOD else None
+
+
+def why_not_horovod(link: str | None) -> str | None:
+    try:
+        import_module("horovod.torch")
+    except ImportError as error:
+        return f"Horovod cannot be imported: {error}"
+    return "Horovod is measured on one host only" if link else None
