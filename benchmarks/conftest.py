@@ -3,7 +3,8 @@
 A test module may define SIZES and QUICK_SIZES (bytes, for tests that take `nbytes`) and
 WORLD_SIZES (where it does not make sense with any number of ranks). A test that compares more
 than --backend with --baseline is marked with its pairs of `benchmarks.contenders`:
-`@pytest.mark.contenders(loopback=[(backend, baseline), ...], link=[...])`.
+`@pytest.mark.contenders(loopback=[(backend, baseline), ...], link=[...], quick=[...])`, where quick
+may be left out: those of loopback with --quick.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "contenders(loopback, link): the pairs to compare")
+    config.addinivalue_line("markers", "contenders(loopback, link, quick): the pairs to compare")
     option = config.getoption
     if (link := option("--link")) and (reason := complaint(link)):
         raise pytest.UsageError(f"--link {link}: {reason}")
@@ -97,7 +98,8 @@ def places(metafunc: pytest.Metafunc) -> Iterator[Any]:
     possible = getattr(metafunc.module, "WORLD_SIZES", wanted)
     pairs = config.stash[PAIRS]
     if mark := metafunc.definition.get_closest_marker("contenders"):
-        pairs = mark.kwargs["link" if config.getoption("--link") else "loopback"]
+        kinds = ["link"] if config.getoption("--link") else config.stash[EFFORT].contenders
+        pairs = next(mark.kwargs[kind] for kind in kinds if kind in mark.kwargs)
     for size in wanted:
         for pair in pairs if size in possible else ():
             reason = why_not(pair[1], config.getoption("--link"))

@@ -7,16 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Effort:
-    """`sizes`: the constant of a test module that has its sizes, in bytes."""
+    """`sizes`: the constant of a test module that has its sizes, in bytes.
+
+    `contenders`: which pairs a test's mark compares on loopback, the first that it has.
+    """
 
     sizes: str
+    contenders: tuple[str, ...]
     world_sizes: tuple[int, ...]
     budget_s: float  # for a row, beside the fewest rounds of `benchmarks.interleave`
 
 
-QUICK = Effort("QUICK_SIZES", (2,), 0.5)
-USUAL = Effort("SIZES", (2,), 4.0)
-FULL = Effort("SIZES", (2, 4), 4.0)
+QUICK = Effort("QUICK_SIZES", ("quick", "loopback"), (2,), 0.5)
+USUAL = Effort("SIZES", ("loopback",), (2,), 4.0)
+FULL = Effort("SIZES", ("loopback",), (2, 4), 4.0)
 
 
 def effort(*, quick: bool, full: bool) -> Effort:

@@ -83,7 +83,11 @@ def mean_over_ranks(
     return sum(sent) / bench.ranks.size if sent else None
 
 
-@pytest.mark.contenders(loopback=against(LOSSLESS), link=against("gloo"))
+@pytest.mark.contenders(
+    loopback=against(LOSSLESS),
+    quick=against(LOSSLESS, ("fp16", "int8", "int4")),
+    link=against("gloo"),
+)
 def test_all_reduce(bench: Bench, nbytes: int) -> None:
     target: float | None = LOOPBACK_TARGET
     if bench.ranks.link:
@@ -103,6 +107,7 @@ def test_all_reduce(bench: Bench, nbytes: int) -> None:
 
 @pytest.mark.contenders(
     loopback=against(LOSSLESS, ("fp16", "fp8", "int8")),
+    quick=against(LOSSLESS, ("int8",)),
     link=[
         *against("gloo"),
         *against(FP16_HOOK, ("fp16", "fp8", "int8")),
