@@ -7,10 +7,10 @@ TORCH_INSTALLED := .venv/torch-$(TORCH)
 BUILT := .venv/built-torch-$(TORCH)
 CXX_FILES := $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help demo build test sanitize conformance lint bench clean
+.PHONY: help demo build test sanitize conformance lint bench bench-quick bench-gate clean
 
 help: ## this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
 demo: $(BUILT) ## train on handwritten digits with gloo and with hvd, side by side (2 ranks)
 	$(BIN)/python examples/demo.py
@@ -34,6 +34,24 @@ lint: $(BUILT) ## ruff, mypy and clang-format
 
 bench: $(BUILT) ## the benchmarks against stock gloo
 	$(BIN)/pytest benchmarks
+
+bench-quick: $(BUILT) ## fewer of them, in 3 minutes; a wrong result fails, a time does not
+	$(BIN)/pytest benchmarks --quick
+
+GATE := $(BIN)/pytest --seconds 4 --json out/gate
+SMALL_BENCHES := benchmarks/test_all_reduce.py benchmarks/test_fusion.py benchmarks/test_ddp.py
+
+bench-gate: $(BUILT) ## are the ratios that README promises kept? Takes root and a quiet machine
+	$(GATE)/shm.jsonl --quick $(SMALL_BENCHES) benchmarks/test_verbs.py
+	$(GATE)/gloo.jsonl --quick $(SMALL_BENCHES) --transport gloo
+	$(GATE)/fusion.jsonl benchmarks/test_fusion.py -k in_flight --transport gloo \
+	  --baseline hvd:transport=gloo,fusion_threshold=0
+	$(BIN)/python -m benchmarks.mpi --quick --json out/gate/mpi.jsonl
+	$(GATE)/1gbit.jsonl benchmarks/test_compression.py --link 1gbit \
+	  -k "(16MB or 64MB or ddp) and not hook"
+	$(GATE)/1gbit-4.jsonl --quick benchmarks/test_compression.py --link 1gbit --world-size 4 \
+	  -k "(16MB or ddp and int8) and not hook and not none and not bf16 and not e5m2"
+	$(BIN)/python -m benchmarks.gate out/gate/*.jsonl
 
 clean: ## remove what was built, keep what was downloaded
 	rm -rf build dist *.egg-info torch_hvd/*.so torch_hvd/_build.py .venv/built-*

@@ -3,7 +3,8 @@
 A test module may define SIZES and QUICK_SIZES (bytes, for tests that take `nbytes`) and
 WORLD_SIZES (where it does not make sense with any number of ranks). A test that compares more
 than --backend with --baseline is marked with its pairs of `benchmarks.contenders`:
-`@pytest.mark.contenders(loopback=[(backend, baseline), ...], link=[...])`.
+`@pytest.mark.contenders(loopback=[(backend, baseline), ...], link=[...], quick=[...])`, where quick
+may be left out: those of loopback with --quick.
 """
 
 from __future__ import annotations
@@ -11,30 +12,41 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.contenders import Contender
+from benchmarks.effort import Effort, effort
 from benchmarks.machine import facts
 from benchmarks.measure import Bench
+from benchmarks.peers import PEERS, parse_peers, why_not
 from benchmarks.ranks import Ranks
 from benchmarks.report import describe, in_bytes, markdown
 from benchmarks.rows import Row
 from rig.hosts import complaint
+from torch_hvd._settings import COMPRESSIONS, TRANSPORTS
 
-BUDGET_S, QUICK_BUDGET_S = 4.0, 1.0
-
+PAIRS = pytest.StashKey[list[tuple[str, str]]]()
+EFFORT = pytest.StashKey[Effort]()
 ROWS = pytest.StashKey[list[Row]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     options = parser.getgroup("benchmarks")
-    options.addoption("--quick", action="store_true", help="fewer sizes, a second for each")
-    options.addoption("--seconds", type=float, help="for a row (default: 4; 1 with --quick)")
+    options.addoption("--quick", action="store_true", help="fewer sizes, half a second for each")
+    options.addoption("--full", action="store_true", help="2 and 4 ranks")
+    options.addoption("--seconds", type=float, help="for a row (default: 4; 0.5 with --quick)")
     options.addoption(
-        "--world-size", type=int, action="append", help="ranks; may be repeated (default: 2 and 4)"
+        "--world-size", type=int, action="append", help="ranks; may be repeated (default: 2)"
     )
     options.addoption("--backend", default="hvd", help="what is measured (default: hvd)")
+    options.addoption("--transport", choices=TRANSPORTS, help="of the backend")
+    options.addoption("--compression", choices=COMPRESSIONS, help="of the backend")
     options.addoption("--baseline", default="gloo", help="what it is compared to (default: gloo)")
+    options.addoption(
+        "--peer", metavar="PEERS", help=f"instead of --baseline, some of {','.join(PEERS)}"
+    )
     options.addoption(
         "--link", metavar="RATE", help="ranks on hosts of their own behind such links: 1gbit; root"
     )
@@ -46,30 +58,54 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "contenders(loopback, link): the pairs to compare")
-    if (link := config.getoption("--link")) and (reason := complaint(link)):
+    config.addinivalue_line("markers", "contenders(loopback, link, quick): the pairs to compare")
+    option = config.getoption
+    if (link := option("--link")) and (reason := complaint(link)):
         raise pytest.UsageError(f"--link {link}: {reason}")
+    try:
+        config.stash[EFFORT] = effort(quick=option("--quick"), full=option("--full"))
+        config.stash[PAIRS] = pairs(config)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
     config.stash[ROWS] = []
-    if file := config.getoption("--json"):
+    if file := option("--json"):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("")
 
 
+def pairs(config: pytest.Config) -> list[tuple[str, str]]:
+    """What is compared by a test that does not say it itself. ValueError: an option is wrong."""
+    option = config.getoption
+    wanted = {name: option(f"--{name}") for name in ("transport", "compression")}
+    backend = Contender.parse(option("--backend"))
+    backend = backend.with_options({name: value for name, value in wanted.items() if value})
+    peers = parse_peers(option("--peer")) if option("--peer") else [option("--baseline")]
+    return [(str(backend), peer) for peer in peers]
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "nbytes" in metafunc.fixturenames:
-        quick = metafunc.config.getoption("--quick")
-        sizes = metafunc.module.QUICK_SIZES if quick else metafunc.module.SIZES
+        sizes = getattr(metafunc.module, metafunc.config.stash[EFFORT].sizes)
         metafunc.parametrize("nbytes", sizes, ids=lambda size: in_bytes(size).replace(" ", ""))
     if "ranks" in metafunc.fixturenames:
-        option = metafunc.config.getoption
-        wanted = option("--world-size") or [2, 4]
-        possible = getattr(metafunc.module, "WORLD_SIZES", wanted)
-        pairs = [(option("--backend"), option("--baseline"))]
-        if mark := metafunc.definition.get_closest_marker("contenders"):
-            pairs = mark.kwargs["link" if option("--link") else "loopback"]
-        places = [(size, *pair) for size in wanted if size in possible for pair in pairs]
-        ids = ["-".join([f"n{size}", *(pair if mark else ())]) for size, *pair in places]
-        metafunc.parametrize("ranks", places, ids=ids, indirect=True, scope="module")
+        metafunc.parametrize("ranks", list(places(metafunc)), indirect=True, scope="module")
+
+
+def places(metafunc: pytest.Metafunc) -> Iterator[Any]:
+    """The parameters of `ranks`: how many, and what is compared; or why it cannot be."""
+    config = metafunc.config
+    wanted = config.getoption("--world-size") or config.stash[EFFORT].world_sizes
+    possible = getattr(metafunc.module, "WORLD_SIZES", wanted)
+    pairs = config.stash[PAIRS]
+    if mark := metafunc.definition.get_closest_marker("contenders"):
+        kinds = ["link"] if config.getoption("--link") else config.stash[EFFORT].contenders
+        pairs = next(mark.kwargs[kind] for kind in kinds if kind in mark.kwargs)
+    for size in wanted:
+        for pair in pairs if size in possible else ():
+            reason = why_not(pair[1], config.getoption("--link"))
+            marks = [pytest.mark.skip(reason)] if reason else []
+            name = "-".join([f"n{size}", *(pair if mark or len(pairs) > 1 else ())])
+            yield pytest.param((size, *pair), id=name, marks=marks)
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +120,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 @pytest.fixture
 def budget_s(pytestconfig: pytest.Config) -> float:
     """Seconds for a row."""
-    if seconds := pytestconfig.getoption("--seconds"):
-        return float(seconds)
-    return QUICK_BUDGET_S if pytestconfig.getoption("--quick") else BUDGET_S
+    return float(pytestconfig.getoption("--seconds") or pytestconfig.stash[EFFORT].budget_s)
 
 
 @pytest.fixture

@@ -26,7 +26,8 @@ Blocks = list[list[float]]
 
 WARM_UP_ROUNDS = 2  # of two calls or more: DDP settles its buckets in the second
 ROUNDS = (12, 240)  # fewest, most
-SLOW_S, SLOW_ROUNDS = 1.0, 6  # fewest rounds where each takes longer than this
+FEW = 6  # fewest rounds where each takes longer than SLOW_S, or the budget is below SHORT_S
+SLOW_S, SHORT_S = 1.0, 1.0
 
 
 @dataclass(frozen=True)
@@ -55,20 +56,21 @@ def interleave(
     """Seconds of every timed call on this rank, by trial ("limit" too), round and call.
 
     Rank 0 chooses the number of rounds that fits into `budget_s` seconds, within ROUNDS, or
-    there are `rounds`, if given, after one to warm up; either way a multiple of two for each
-    trial of a contender. Every rank must pass the same contenders, of as many trials each, in
-    the same order.
+    there are `rounds`, if given; either way a multiple of two for each trial of a contender.
+    With `rounds` or a budget below SHORT_S one round warms up. Every rank must pass the same
+    contenders, of as many trials each, in the same order.
     """
     trials = [
         {"limit": limit, **dict(zip(contenders, turn, strict=True))}
         for turn in zip(*contenders.values(), strict=True)
     ]
-    for _ in range(1 if rounds else WARM_UP_ROUNDS):
+    short = budget_s < SHORT_S
+    for _ in range(1 if rounds or short else WARM_UP_ROUNDS):
         start = time.perf_counter()
         for trial in chain.from_iterable(turn.values() for turn in trials):
             _block(rank, trial)
         took = (time.perf_counter() - start) / len(trials)
-    least, most = ROUNDS if took < SLOW_S else (SLOW_ROUNDS, SLOW_ROUNDS)
+    least, most = (FEW if short else ROUNDS[0], ROUNDS[1]) if took < SLOW_S else (FEW, FEW)
     wanted = rounds or min(max(int(budget_s / took), least), most)
     count = torch.tensor([max(wanted // (2 * len(trials)), 1) * 2 * len(trials)])
     dist.broadcast(count, 0, group=rank.control)

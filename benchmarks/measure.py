@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from benchmarks.contenders import Contender
+from benchmarks.contenders import HOROVOD, Contender
 from benchmarks.interleave import Blocks
 from benchmarks.machine import Load
 from benchmarks.ranks import Ranks
@@ -31,9 +31,9 @@ class Bench:
     def shares_memory(self) -> bool:
         """Whether the backend's ranks reach each other by shared memory."""
         backend = Contender.parse(self.ranks.backend)
-        transport = backend.options.get("transport", "auto")
+        transport = str(backend.options.get("transport", "auto"))
         on_one_host = self.ranks.link is None
-        return backend.backend == "hvd" and on_one_host and transport in ("auto", "shm")
+        return backend.backend == "hvd" and on_one_host and transport.startswith(("auto", "shm"))
 
     def row(
         self,
@@ -54,11 +54,16 @@ class Bench:
         `interleave` does. `size` is what a rank contributes to a call, in bytes;
         `bus_factor` turns algbw into busbw; a call makes `trips` transfers, one after
         the other, and sends `wire_bytes` from each rank where that is known. Skips the test
-        where a contender has a communication hook and the case makes no use of `hooks`.
+        where a contender has a communication hook and the case makes no use of `hooks`, and where
+        Horovod cannot do it; nothing was promised against Horovod.
         """
         names = (self.ranks.backend, self.ranks.baseline)
         if not hooks and any(Contender.parse(name).hook for name in names):
             pytest.skip("a communication hook means something to a DDP step only")
+        if HOROVOD in names:
+            target = None
+            if not op.startswith("all_reduce"):
+                pytest.skip("Horovod is compared by its all_reduce")
         load = Load(self.ranks.start())
         answers = self.ranks.run(
             case, timeout_s=self.budget_s + GRACE_S, budget_s=self.budget_s, **arguments

@@ -12,16 +12,18 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from multiprocessing import connection, get_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from benchmarks.contenders import Contender
+from benchmarks.contenders import HOROVOD, Contender
 from rig.hosts import INTERFACE, Hosts, enter
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, TCPStore
+
+    from benchmarks.horovod import Rendezvous
 
 T = TypeVar("T")
 
@@ -75,6 +77,7 @@ class Ranks:
         self.groups = groups
         self.per_host = per_host
         self._hosts: Hosts | None = None
+        self._rendezvous: Rendezvous | None = None
         self._processes: list[Any] = []
         self._pipes: list[connection.Connection] = []
 
@@ -111,11 +114,18 @@ class Ranks:
         if self._hosts:
             self._hosts.close()
             self._hosts = None
+        if self._rendezvous:
+            self._rendezvous.close()
+            self._rendezvous = None
 
     def _spawn(self) -> None:
         count = -(-self.size // self.per_host)
         self._hosts = Hosts(count, self.link) if self.link else None
         store = self._hosts.at_the_switch(_new_store) if self._hosts else _new_store()
+        if HOROVOD in (self.backend, self.baseline):
+            from benchmarks.horovod import Rendezvous
+
+            self._rendezvous = Rendezvous(self.size)
         context = get_context("spawn")
         for rank in range(self.size):
             ours, theirs = context.Pipe()
@@ -123,6 +133,8 @@ class Ranks:
             if self._hosts:
                 namespace = self._hosts.namespace(rank // self.per_host)
                 place = replace(place, address=self._hosts.switch_address, namespace=namespace)
+            if self._rendezvous:
+                place = replace(place, variables=self._rendezvous.variables[rank])
             process = context.Process(
                 target=_serve, args=(theirs, place, self.backend, self.baseline), daemon=True
             )
@@ -167,7 +179,10 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands, and where the store is; a namespace is that of a host in a rig."""
+    """Where a rank stands, and where the store is; a namespace is that of a host in a rig.
+
+    `variables` are for its environment.
+    """
 
     rank: int
     size: int
@@ -175,6 +190,7 @@ class Place:
     groups: int  # of each contender
     address: str = "127.0.0.1"
     namespace: str | None = None
+    variables: dict[str, str] = field(default_factory=dict)
 
 
 def _new_store() -> TCPStore:
@@ -186,7 +202,7 @@ def _new_store() -> TCPStore:
 
 def _serve(pipe: connection.Connection, place: Place, backend: str, baseline: str) -> None:
     faulthandler.register(signal.SIGUSR1)
-    os.environ.update(ENVIRONMENT)
+    os.environ.update(ENVIRONMENT | place.variables)
     try:
         if place.namespace:
             enter(place.namespace)  # before torch, whose threads would stay outside

@@ -11,10 +11,12 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.contenders import Contender
-from benchmarks.interleave import Blocks, Trial, interleave
+from benchmarks.interleave import FEW, Blocks, Trial, interleave
 from benchmarks.payload import pattern, two_copies
+from benchmarks.peers import parse_peers, why_not
 from benchmarks.ranks import Rank, Ranks
 from benchmarks.rows import Spread, ratio_interval, slowest
+from benchmarks.test_ddp import check_agreement
 from rig.hosts import complaint
 
 
@@ -39,6 +41,12 @@ def wrong_sum(rank: Rank, *, contributing: int) -> dict[str, Blocks]:
     return interleave(rank, two_copies(source, [tensor]), {"backend": [trial]}, budget_s=0.1)
 
 
+def apart(rank: Rank) -> None:
+    """Gradients that are the same on all ranks, then others."""
+    check_agreement(rank, torch.ones(3))
+    check_agreement(rank, torch.ones(3) + rank.rank)
+
+
 @pytest.fixture
 def two_ranks() -> Iterator[Ranks]:
     ranks = Ranks(2, "gloo", "gloo")
@@ -49,11 +57,13 @@ def two_ranks() -> Iterator[Ranks]:
 def test_failures_are_named_and_the_next_run_starts_afresh(two_ranks: Ranks) -> None:
     with pytest.raises(RuntimeError, match=r"wrong_sum.*rank \d failed(?s:.*)wrong sum"):
         two_ranks.run(wrong_sum, timeout_s=60, contributing=3)
-    with pytest.raises(TimeoutError, match=r"hang.*ranks \[1\] within 10 s"):
-        two_ranks.run(hang, timeout_s=10)
+    with pytest.raises(TimeoutError, match=r"hang.*ranks \[1\] within 3 s"):
+        two_ranks.run(hang, timeout_s=3)
     answers = two_ranks.run(wrong_sum, timeout_s=60, contributing=2)
     assert [sorted(answer) for answer in answers] == [["backend", "limit"]] * 2
-    assert len(answers[0]["backend"]) == len(answers[1]["limit"]) >= 12
+    assert len(answers[0]["backend"]) == len(answers[1]["limit"]) >= FEW
+    with pytest.raises(RuntimeError, match=r"apart(?s:.*)gradients differ between ranks"):
+        two_ranks.run(apart, timeout_s=60)
 
 
 def interfaces(rank: Rank) -> list[str]:
@@ -81,6 +91,33 @@ def test_contenders_by_name() -> None:
     assert Contender.parse("gloo") == Contender("gloo", {}, "")
     with pytest.raises(ValueError, match=r"'compression' is no OPTION=VALUE"):
         Contender.parse("hvd:compression")
+
+
+@pytest.mark.parametrize(
+    "name", ["gloo", "hvd:transport=shm+gloo,check=1", "hvd:transport=shm+mpi+fp16_compress_hook"]
+)
+def test_a_contender_has_its_name_again(name: str) -> None:
+    assert str(Contender.parse(name)) == name
+    assert Contender.parse(name).hook == ("fp16_compress_hook" if "_hook" in name else "")
+
+
+def test_options_are_added_to_the_name() -> None:
+    options = {"transport": "shm+gloo", "compression": "int8"}
+    added = Contender.parse("hvd:check=1+fp16_compress_hook").with_options(options)
+    assert str(added) == "hvd:check=1,transport=shm+gloo,compression=int8+fp16_compress_hook"
+    assert Contender.parse("gloo").with_options({}) == Contender.parse("gloo")
+    with pytest.raises(ValueError, match="transport=shm is an option of hvd, not of gloo"):
+        Contender.parse("gloo").with_options({"transport": "shm"})
+    with pytest.raises(ValueError, match="has a transport of its own, so it cannot be shm"):
+        Contender.parse("hvd:transport=gloo").with_options({"transport": "shm"})
+
+
+def test_peers_by_name() -> None:
+    assert parse_peers("mpi,gloo,mpi") == ["mpi", "gloo"]
+    with pytest.raises(ValueError, match="'tcp'; allowed is gloo, mpi, horovod, nccl"):
+        parse_peers("gloo,tcp")
+    assert why_not("gloo") is None and why_not("hvd:transport=gloo") is None
+    assert "python -m benchmarks.mpi" in str(why_not("mpi"))
 
 
 def test_a_call_counts_where_it_took_longest() -> None:

@@ -153,8 +153,8 @@ def over(
     """Steps whose gradients travel through a group of the contender."""
     # All ranks make the same model: no need to send it over a slow link.
     model = DistributedDataParallel(work.new_model(), process_group=group, init_sync=False)
-    if hook := contender.comm_hook():
-        model.register_comm_hook(group, hook)
+    if hook := contender.comm_hook(group):
+        model.register_comm_hook(*hook)
     step, word = stepper(model, batch), torch.zeros(1)
     step(0)  # after the first, DDP settles its buckets
     model.zero_grad()

@@ -4,7 +4,7 @@
         pytest benchmarks/test_all_reduce.py -k "sync and not async" \\
             --world-size 2 --backend hvd:transport=$transport --json out/all_reduce-$transport.jsonl
     done
-    pytest benchmarks/test_all_reduce.py -k "sync and not async" --link 1gbit \\
+    pytest benchmarks/test_all_reduce.py -k "sync and not async" --link 1gbit --full \\
         --json out/all_reduce-1gbit.jsonl    # 2 ranks, and 4 to check the model's growth; root
     python -m benchmarks.studies.model out/all_reduce-*.jsonl
     python -m benchmarks.studies.model out/all_reduce-*.jsonl --report docs/studies
