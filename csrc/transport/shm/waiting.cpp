@@ -21,9 +21,6 @@ namespace {
 constexpr std::chrono::milliseconds kLookForDead{100};
 constexpr std::chrono::milliseconds kLookForRoom{1};
 
-// How long a thread that spins keeps its core to itself.
-constexpr std::chrono::microseconds kUndisturbed{5};
-
 // How long a message to the user may go unnoticed that nobody waits for. The
 // sender may wait, and this rank do something that waits for the sender.
 constexpr std::chrono::milliseconds kLookForMessages{5};
@@ -150,16 +147,13 @@ void ShmTransport::read_next_part(Lock& lock, Receive& receive) {
 }
 
 void ShmTransport::rest(uint32_t seen, Deadline until) {
-  const auto begin = Clock::now();
+  const auto sleep = Clock::now() + spin_;
   while (bell().strikes() == seen) {
-    const auto waited = Clock::now() - begin;
-    if (waited >= spin_) {
+    if (Clock::now() >= sleep) {
       bell().wait(seen, until);
       return;
     }
-    if (waited >= kUndisturbed) {
-      sched_yield(); // what is waited for may be waiting for this core
-    }
+    sched_yield(); // what is waited for may be waiting for this core
   }
 }
 
