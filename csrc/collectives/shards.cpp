@@ -65,8 +65,20 @@ ShardReduction::ShardReduction(
       lane_(lane),
       elements_(segment_elements(shards_[0], transport)),
       count_(segment_count(shards_, elements_)) {
-  // Sends first: a transport may copy what has come when a receive is posted,
-  // and the peers would wait for that.
+  if (transport.moves_by_itself()) {
+    // Receives first: peers send when they hear of them, and would not before
+    // all that is sent here has gone down the same line.
+    post_receives();
+    post_sends();
+  } else {
+    // Sends first: to post a receive may be to copy what has come, and the
+    // peers would wait for that.
+    post_sends();
+    post_receives();
+  }
+}
+
+void ShardReduction::post_sends() {
   for (int64_t index = 0; index < count_; ++index) {
     std::vector<Transfer> sends;
     for (int peer = 0; peer < transport_.size(); ++peer) {
@@ -76,7 +88,10 @@ ShardReduction::ShardReduction(
     }
     sends_.push_back(transport_.exchange(sends, {}, lane_));
   }
-  while (posted_ < std::min(count_, transport.segments_ahead())) {
+}
+
+void ShardReduction::post_receives() {
+  while (posted_ < std::min(count_, transport_.segments_ahead())) {
     post_receive();
   }
 }

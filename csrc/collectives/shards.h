@@ -61,6 +61,8 @@ class ShardReduction {
     RequestPtr request;
   };
 
+  void post_sends();
+  void post_receives();
   void post_receive();
 
   const std::vector<at::Tensor> shards_;
