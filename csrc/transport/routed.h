@@ -29,6 +29,10 @@ class RoutedTransport final : public Transport {
   const char* name() const override {
     return name_.c_str();
   }
+  /// What goes inside a host has an attendant.
+  bool moves_by_itself() const override {
+    return far_->moves_by_itself();
+  }
   bool is_gone(int peer) const override;
   uint64_t sent_bytes() const override;
   RequestPtr exchange(

@@ -22,6 +22,9 @@ class Subgroup final : public Transport {
   const char* name() const override {
     return whole_.name();
   }
+  bool moves_by_itself() const override {
+    return whole_.moves_by_itself();
+  }
   ScratchPool& scratch() override {
     return whole_.scratch();
   }
