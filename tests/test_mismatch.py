@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from datetime import timedelta
 from functools import partial
@@ -196,6 +197,9 @@ def test_one_call_too_few_in_a_burst() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     left_out = 5
     timeout = timedelta(seconds=3)
+    # Over MPI whoever waits longest tells the other, whose own time is not up then.
+    over_mpi = os.environ["HVD_TRANSPORT"] == "mpi"
+    endings = ("timed out", "has given up") if over_mpi else ("timed out",)
 
     def leave_one_out(group: dist.ProcessGroup, count: int) -> None:
         counts = [count + turn for turn in range(BURST) if rank != 1 or turn != left_out]
@@ -214,8 +218,7 @@ def test_one_call_too_few_in_a_burst() -> None:
         if rank != 1:
             text = expect_error(works[-1].wait, within=timeout.seconds + 8)
             last = f"all_reduce(float32[{count + BURST - 1}], SUM), number {BURST - 1} "
-            # Over MPI whoever waits longest tells the other, whose own time is not up then.
-            assert last in text and ("timed out" in text or "has given up" in text), text
+            assert last in text and any(word in text for word in endings), text
             assert "rank 1" in text, text
 
     waits = {}
