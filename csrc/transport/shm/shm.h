@@ -96,6 +96,8 @@ class ShmTransport final : public Transport {
   std::string departed() const;
   /// Throws TransportError if some rank has given up, and all with it.
   void check_open() const;
+  /// Throws TransportError if what was just read of the peer's own memory may
+  /// have been freed before: a peer says that it goes before it frees anything.
   void check_kept(int peer) const;
   /// Throws TransportError if the request needs a rank that is gone.
   void check_living(const ShmRequest& request);

@@ -187,8 +187,6 @@ void ShmTransport::check_open() const {
   }
 }
 
-/// Throws TransportError if what was just read of the peer's own memory may
-/// have been freed before: a peer says that it goes before it frees anything.
 void ShmTransport::check_kept(int peer) const {
   if (segments_[peer].head().state != SegmentHead::State::Open) {
     throw TransportError("it gave up or left before its memory was read");
