@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import describe, in_bytes
-from benchmarks.studies.results import read, table
+from benchmarks.studies.results import ratio, read, table
 
 Json = dict[str, Any]
 
@@ -72,9 +72,6 @@ def key(row: Json) -> tuple[Any, ...]:
 
 
 def cells(pair: Pair) -> list[str]:
-    def ratio(row: Json) -> str:
-        return f"{row['ratio']:.3f} ({row['low']:.2f}-{row['high']:.2f})"
-
     return [
         pair.a["op"],
         pair.a["backend"],

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.promises import PROMISES, Promise
 from benchmarks.report import describe, in_bytes
-from benchmarks.studies.results import read, table
+from benchmarks.studies.results import ratio, read, table
 
 Json = dict[str, Any]
 
@@ -69,7 +69,6 @@ def machine_of(row: Json) -> str:
 
 def cells(finding: Finding) -> list[str]:
     promise, row = finding.promise, finding.row
-    found = f"{row['ratio']:.3f} ({row['low']:.2f}-{row['high']:.2f})" if row else ""
     return [
         promise.op,
         promise.backend,
@@ -80,7 +79,7 @@ def cells(finding: Finding) -> list[str]:
         in_bytes(promise.size),
         f"{promise.ratio:.3f}",
         f"{promise.at_most:.3f}",
-        found,
+        ratio(row) if row else "",
         f"{row['foreign']:.2f}" if row else "",
     ]
 

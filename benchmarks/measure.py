@@ -11,7 +11,7 @@ from benchmarks.contenders import HOROVOD, Contender
 from benchmarks.interleave import Blocks
 from benchmarks.machine import Load
 from benchmarks.ranks import Ranks
-from benchmarks.rows import Row, compare, slowest
+from benchmarks.rows import Row, compare, slowest_by_name
 
 Case = Callable[..., dict[str, Blocks]]
 
@@ -70,11 +70,8 @@ class Bench:
         )
         foreign = load.foreign()
         blocks = {
-            name: [
-                [seconds / trips for seconds in block]
-                for block in slowest([answer[name] for answer in answers])
-            ]
-            for name in answers[0]
+            name: [[seconds / trips for seconds in block] for block in of_all]
+            for name, of_all in slowest_by_name(answers).items()
         }
         self.keep(
             compare(

@@ -32,7 +32,7 @@ from benchmarks.machine import Load, facts
 from benchmarks.payload import calls_per_block, pattern, two_copies
 from benchmarks.ranks import ENVIRONMENT, GROUP_TIMEOUT_S, GROUPS, Rank
 from benchmarks.report import describe, markdown
-from benchmarks.rows import Row, compare, slowest
+from benchmarks.rows import Row, compare, slowest_by_name
 from rig.agent import agent
 from rig.hosts import INTERFACE, Hosts
 from torch_hvd import _mpi, launchers
@@ -162,7 +162,7 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
         everyones: list[Any] = [None] * rank.size
         dist.all_gather_object(everyones, blocks, group=rank.control)
         if rank.rank == 0:
-            of_all = {name: slowest([each[name] for each in everyones]) for name in blocks}
+            of_all = slowest_by_name(everyones)
             for baseline, name in names.items():
                 yield compare(
                     of_all["backend"],

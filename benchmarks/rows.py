@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
@@ -107,6 +107,11 @@ def slowest(ranks: Sequence[Blocks]) -> Blocks:
     algorithm that lets this rank leave early.
     """
     return [[max(call) for call in zip(*block, strict=True)] for block in zip(*ranks, strict=True)]
+
+
+def slowest_by_name(ranks: Sequence[Mapping[str, Blocks]]) -> dict[str, Blocks]:
+    """`slowest` of each trial, from what `interleave` returned on every rank."""
+    return {name: slowest([rank[name] for rank in ranks]) for name in ranks[0]}
 
 
 def ratio_interval(backend: Blocks, baseline: Blocks) -> tuple[float, float]:

@@ -24,6 +24,7 @@ from benchmarks.machine import facts
 from benchmarks.ranks import Ranks
 from benchmarks.studies import accuracy_report
 from benchmarks.studies.accuracy_rows import verdicts
+from benchmarks.studies.results import read
 from benchmarks.studies.training import NAIVE, RECIPES, Cell, train
 
 CODECS = ("none", "fp16", "bf16", "fp8", "fp8_e5m2", "int8", "int4", NAIVE)
@@ -43,10 +44,6 @@ def wanted(model: str, ranks: list[int], codecs: list[str], seeds: list[int]) ->
 
 def cell_of(result: dict[str, Any]) -> Cell:
     return Cell(*(result[name] for name in Cell.__dataclass_fields__))
-
-
-def read(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def run(cells: list[Cell], folder: str, file: Path) -> None:

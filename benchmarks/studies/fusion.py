@@ -29,7 +29,7 @@ from benchmarks.models import Shape, cnn, gradient_shapes, resnet50, vgg16
 from benchmarks.payload import pattern
 from benchmarks.ranks import Rank, Ranks
 from benchmarks.report import markdown
-from benchmarks.rows import Row, compare, slowest
+from benchmarks.rows import Row, compare, slowest_by_name
 from benchmarks.studies import fusion_report
 from benchmarks.studies.fusion_report import CONTENDERS
 from benchmarks.studies.responses import Bucket, Tally
@@ -134,7 +134,7 @@ def measure(ranks: Ranks, model: str, rounds: int) -> tuple[list[Row], dict[str,
     """A row for each two of CONTENDERS, and the responses of rank 0 to a batch of each."""
     load = Load(ranks.start())
     answers = ranks.run(reduce_batches, timeout_s=CELL_TIMEOUT_S, model=model, rounds=rounds)
-    blocks = {name: slowest([answer[0][name] for answer in answers]) for name in answers[0][0]}
+    blocks = slowest_by_name([answer[0] for answer in answers])
     foreign = load.foreign()
     rows = [
         compare(

@@ -9,6 +9,8 @@ from benchmarks.studies.results import (
     Results,
     link_bytes_per_s,
     milliseconds,
+    p10_p90,
+    ratio,
     table,
     where,
     write_page,
@@ -103,15 +105,14 @@ class Cell:
         return row["time" if row["backend"] == name else "baseline_time"]
 
     def ratio(self, backend: str, baseline: str) -> str:
-        row = self.rows[backend, baseline]
-        return f"{row['ratio']:.3f} ({row['low']:.2f}-{row['high']:.2f})"
+        return ratio(self.rows[backend, baseline])
 
     def columns(self) -> list[str]:
         cells = [self.title, self.link, f"{self.ranks}", f"{self.link_alone_ms:.0f}"]
         for name in CONTENDERS:
             time = self.time(name)
             cells.append(milliseconds(time))
-            cells.append(f"{milliseconds(time, 'p10')}-{milliseconds(time, 'p90')}")
+            cells.append(p10_p90(time))
         cells += [self.ratio(FUSED, UNFUSED), self.ratio(FUSED, STOCK)]
         counts = [sum(bucket["count"] for bucket in self.responses[name]) for name in NAMES]
         return [*cells, *(f"{count:.0f}" for count in counts[:2])]

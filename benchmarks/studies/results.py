@@ -42,6 +42,16 @@ def milliseconds(spread: Mapping[str, float], name: str = "median") -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def p10_p90(spread: Mapping[str, float]) -> str:
+    """Of microseconds, in milliseconds: from the 10th to the 90th percentile."""
+    return f"{milliseconds(spread, 'p10')}-{milliseconds(spread, 'p90')}"
+
+
+def ratio(row: Mapping[str, Any]) -> str:
+    """To the baseline, with its 95 % interval."""
+    return f"{row['ratio']:.3f} ({row['low']:.2f}-{row['high']:.2f})"
+
+
 def link_bytes_per_s(rate: str) -> float:
     """Of a rate as tc writes it: 1gbit, 100mbit. ValueError where it is none of those."""
     for unit, bits in BITS.items():

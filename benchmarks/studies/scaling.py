@@ -23,7 +23,7 @@ from benchmarks.machine import Load
 from benchmarks.models import cnn, resnet18, resnet50
 from benchmarks.ranks import Rank, Ranks
 from benchmarks.report import markdown
-from benchmarks.rows import Row, slowest
+from benchmarks.rows import Row, slowest_by_name
 from benchmarks.studies import scaling_report
 from benchmarks.studies.ddp_steps import Batch, Workload, contest, rows
 from benchmarks.studies.results import append, read
@@ -99,7 +99,7 @@ def measure(
         print(f"without {name}: {reason}")
     foreign = load.foreign()
     return rows(
-        {name: slowest([answer[0][name] for answer in answers]) for name in answers[0][0]},
+        slowest_by_name([answer[0] for answer in answers]),
         STOCK if ranks.size > 1 else SERIAL,
         answers[0][1],
         op=f"step of {model}",

@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.studies.results import Results, milliseconds, table, where, write_page
+from benchmarks.studies.results import (
+    Results,
+    milliseconds,
+    p10_p90,
+    ratio,
+    table,
+    where,
+    write_page,
+)
 
 CONTENDERS = ("hvd", "hvd:transport=gloo", "hvd:transport=mpi", STOCK := "gloo")
 SERIAL = "one process"
@@ -117,7 +125,7 @@ def _line(row: dict[str, Any], name: str, time: str, one: float | None) -> list[
         f"{row['world_size']} x {row['threads']}",
         name,
         milliseconds(row[time]),
-        f"{milliseconds(row[time], 'p10')}-{milliseconds(row[time], 'p90')}",
+        p10_p90(row[time]),
         f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}",
         f"{rate / one:.2f}" if one else "",
     ]
@@ -125,8 +133,7 @@ def _line(row: dict[str, Any], name: str, time: str, one: float | None) -> list[
         return [*cells, "", "", ""]
     percent = row["percent_of_limit"]
     stock = row["backend"] == row["baseline"]
-    ratio = "" if stock else f"{row['ratio']:.3f} ({row['low']:.2f}-{row['high']:.2f})"
-    return [*cells, f"{percent:.1f}", f"{100 - percent:.1f}", ratio]
+    return [*cells, f"{percent:.1f}", f"{100 - percent:.1f}", "" if stock else ratio(row)]
 
 
 def _seen(row: dict[str, Any]) -> str:

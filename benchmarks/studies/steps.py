@@ -23,7 +23,7 @@ from benchmarks.machine import Load
 from benchmarks.models import Lstm, Transformer, cnn, resnet18, small_vgg
 from benchmarks.ranks import Rank, Ranks
 from benchmarks.report import markdown
-from benchmarks.rows import Row, slowest
+from benchmarks.rows import Row, slowest_by_name
 from benchmarks.studies import steps_report
 from benchmarks.studies.ddp_steps import Workload, contest, rows
 from benchmarks.studies.results import append, link_bytes_per_s, read
@@ -108,7 +108,7 @@ def measure(ranks: Ranks, cell: Cell, budget_s: float, rounds: int | None = None
     )
     foreign = load.foreign()
     return rows(
-        {name: slowest([answer[0][name] for answer in answers]) for name in answers[0][0]},
+        slowest_by_name([answer[0] for answer in answers]),
         STOCK,
         answers[0][1],
         op=f"step of {cell.model}, {cell.batch} inputs",

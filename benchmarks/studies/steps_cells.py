@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import inf
 from typing import Any
 
-from benchmarks.studies.results import Results, link_bytes_per_s, milliseconds
+from benchmarks.studies.results import Results, link_bytes_per_s, milliseconds, p10_p90, ratio
 
 BETWEEN_HOSTS = (
     STOCK := "gloo",
@@ -65,8 +65,7 @@ class Cell:
         return 100 - self.rows[name]["percent_of_limit"]
 
     def ratio(self, name: str) -> str:
-        row = self.rows[name]
-        return f"{row['ratio']:.3f} ({row['low']:.2f}-{row['high']:.2f})"
+        return ratio(self.rows[name])
 
     def verdict(self, name: str) -> str:
         """Against stock gloo: "faster" or "slower" where the interval says so, else ""."""
@@ -84,7 +83,7 @@ class Cell:
                 f"{self.batch}",
                 NAMES[name],
                 milliseconds(time),
-                f"{milliseconds(time, 'p10')}-{milliseconds(time, 'p90')}",
+                p10_p90(time),
                 milliseconds(self.alone),
                 f"{self.communication(name):.1f}",
                 f"{sent / 1e3:.0f}" if sent else "",
