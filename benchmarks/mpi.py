@@ -14,11 +14,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,20 +27,16 @@ import torch.distributed as dist
 from benchmarks.contenders import Contender
 from benchmarks.interleave import Trial, interleave
 from benchmarks.machine import Load, facts
+from benchmarks.mpirun import check_one_library, is_rank, library_of, mpi4py, mpirun
 from benchmarks.payload import calls_per_block, pattern, two_copies
-from benchmarks.ranks import ENVIRONMENT, GROUP_TIMEOUT_S, GROUPS, Rank
+from benchmarks.ranks import GROUP_TIMEOUT_S, GROUPS, Rank
 from benchmarks.report import describe, markdown
 from benchmarks.rows import Row, compare, slowest_by_name
-from rig.agent import agent
-from rig.hosts import INTERFACE, Hosts
-from torch_hvd import _mpi, launchers
 
 QUICK_SIZES = (4, 1 << 10, 1 << 16, 1 << 20, 1 << 24)
 SIZES = tuple(4 ** (i + 1) for i in range(13))  # 4 B to 64 MB
 BUDGET_S, QUICK_BUDGET_S = 6.0, 2.0
 ALLREDUCE = "MPI_Allreduce"
-# Ranks of a rig came to differ on whether the han of Open MPI applies, and waited for ever.
-ON_HOSTS = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMPI_MCA_coll": "^han"}
 
 
 def parse() -> argparse.Namespace:
@@ -55,43 +49,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--per-host", type=int, default=1, metavar="N", help="ranks on each")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write one JSON line per row")
     return parser.parse_args()
-
-
-def start(options: argparse.Namespace, lines: Path) -> None:
-    """Start this program's ranks, which write `lines`. Raises CalledProcessError."""
-    command = [sys.executable, "-m", "torch_hvd.hvdrun", "--mpi", "-np", str(options.np)]
-    command += ["--mpirun", options.mpirun] if options.mpirun else []
-    variables = {**os.environ, **ENVIRONMENT}
-    with ExitStack() as stack:
-        if options.link:
-            count = -(-options.np // options.per_host)
-            hosts = stack.enter_context(Hosts(count, options.link))
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            variables |= agent(hosts, count, Path(folder))
-            places = [f"{hosts.address(host)}:{options.per_host}" for host in range(count)]
-            command = [*hosts.command(0), *command, "-H", ",".join(places)]
-            variables |= ON_HOSTS
-        script = [sys.executable, "-m", "benchmarks.mpi", *sys.argv[1:], "--json", str(lines)]
-        subprocess.run([*command, *script], env=variables, check=True)
-
-
-def mpi4py() -> Any:
-    """mpi4py's module, of the libmpi that hvd takes. Raises RuntimeError where that cannot be."""
-    with_its_abi = ("libmpi.so.40", "libmpi.so.12")
-    found = [path for path in _mpi.candidates(os.environ) if Path(path).name in with_its_abi]
-    os.environ.setdefault("MPI4PY_LIBMPI", found[0])
-    from mpi4py import MPI
-
-    os.environ.setdefault("HVD_LIBMPI", os.environ["MPI4PY_LIBMPI"])
-    return MPI
-
-
-def check_one_library() -> None:
-    """Raises RuntimeError if this process has two."""
-    mapped = Path("/proc/self/maps").read_text().split()
-    found = {path for path in mapped if Path(path).name.startswith(("libmpi.so", "libmpi_abi.so"))}
-    if len(found) != 1:
-        raise RuntimeError(f"hvd and mpi4py are to have one MPI library, and have {sorted(found)}")
 
 
 def join(backend: str) -> Rank:
@@ -151,8 +108,7 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
     mpi = mpi4py()
     rank = join(options.backend)
     check_one_library()
-    library = mpi.Get_library_version().partition(",")[0].partition("\n")[0].strip("\0 ")
-    names = {"baseline": "gloo", "plain": f"{ALLREDUCE} of {library}"}
+    names = {"baseline": "gloo", "plain": f"{ALLREDUCE} of {library_of(mpi)}"}
     pids: list[Any] = [None] * rank.size
     dist.all_gather_object(pids, os.getpid(), group=rank.control)
     budget_s = QUICK_BUDGET_S if options.quick else BUDGET_S
@@ -182,7 +138,7 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
 
 def main() -> None:
     options = parse()
-    if launchers.find(os.environ, launchers.launcher_process):
+    if is_rank():
         rows = [row.as_json() for row in measure(options)]
         if dist.get_rank() == 0 and options.json:
             lines = [json.dumps(row | {"machine": facts()}) for row in rows]
@@ -193,7 +149,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         file: Path = options.json or Path(folder, "rows.jsonl")
-        start(options, file.resolve())
+        script = ["benchmarks.mpi", *sys.argv[1:], "--json", str(file.resolve())]
+        mpirun(script, options.np, options.mpirun, options.link, options.per_host)
         found = map(json.loads, file.read_text().splitlines())
         print(f"{describe(facts())}\n\n{markdown(found)}")
 
