@@ -6,9 +6,12 @@ With n ranks, a tensor of S bytes travels (docs/design.md)
 - *direct*, a slice to its owner and the sum back: each sends 2 (n - 1) / n S, in two stages.
 
 The line is that of Hockney, The communication challenge for MPP, 1994. Both are fitted where they
-were measured, with n0 ranks. What more ranks do to alpha is not known from that, so a prediction
-has two ends: the messages of a stage overlap, and alpha stays; or each costs its own time, one
-after the other, and alpha grows as n - 1. The upper end is also that of a ring of 2 (n - 1) steps.
+were measured, with n0 ranks; alpha of the direct way is no less than two of the frame's, for it has
+two stages. (Links of the rig let some bytes pass at once after a pause: without that bound, sizes
+in the middle would seem to have no alpha at all.) What more ranks do to alpha is not known from
+that, so a prediction has two ends: the messages of a stage overlap, and alpha stays; or each costs
+its own time, one after the other, and alpha grows as n - 1. The upper end is also that of a ring of
+2 (n - 1) steps.
 """
 
 from __future__ import annotations
@@ -35,10 +38,10 @@ class Line:
         return self.alpha + sent / self.beta
 
 
-def fit(points: Sequence[tuple[float, float]]) -> Line:
+def fit(points: Sequence[tuple[float, float]], least_alpha: float = 0.0) -> Line:
     """The line through (sent bytes, microseconds) with the least squares of relative errors.
 
-    Neither alpha nor 1 / beta is below 0. ValueError for fewer than two sizes.
+    alpha is not below `least_alpha`, nor 1 / beta below 0. ValueError for fewer than two sizes.
     """
     if len({sent for sent, _ in points}) < 2:
         raise ValueError(f"a line needs two sizes, and there are {len(points)} points")
@@ -48,13 +51,14 @@ def fit(points: Sequence[tuple[float, float]]) -> Line:
     products = ((sent - mean_sent) * (time - mean_time) for sent, time in points)
     squares = ((sent - mean_sent) ** 2 for sent, _ in points)
     slope = _mean(products, weights) / _mean(squares, weights)
-    if slope <= 0:
-        return Line(mean_time, float("inf"))
     alpha = mean_time - slope * mean_sent
-    if alpha < 0:
-        products = (sent * time for sent, time in points)
+    if alpha < least_alpha:
+        alpha = least_alpha
+        products = (sent * (time - alpha) for sent, time in points)
         squares = (sent**2 for sent, _ in points)
-        return Line(0.0, _mean(squares, weights) / _mean(products, weights))
+        slope = _mean(products, weights) / _mean(squares, weights)
+    if slope <= 0:
+        return Line(max(mean_time, least_alpha), float("inf"))
     return Line(alpha, 1 / slope)
 
 
@@ -122,11 +126,9 @@ def fit_model(points: Iterable[Point], ranks: int) -> Fitted:
             f"three sizes of each way are needed, and there are {len(frames)} of frames "
             f"and {len(direct)} above {CUTOFF} bytes"
         )
-    model = Model(
-        ranks,
-        fit([((ranks - 1) * size, time) for size, time in frames[::2]]),
-        fit([(direct_bytes(size, ranks), time) for size, time in direct[::2]]),
-    )
+    frame = fit([((ranks - 1) * size, time) for size, time in frames[::2]])
+    slices = [(direct_bytes(size, ranks), time) for size, time in direct[::2]]
+    model = Model(ranks, frame, fit(slices, least_alpha=2 * frame.alpha))
     return Fitted(model, frames[::2] + direct[::2], frames[1::2] + direct[1::2])
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.report import in_bytes
-from benchmarks.studies.alpha_beta import Fitted, Line, Point
+from benchmarks.studies.alpha_beta import Fitted, Line, Point, direct_bytes
 from benchmarks.studies.results import Results, table, where, write_page
 
 RANKS = [2**power for power in range(1, 11)]
@@ -24,7 +25,8 @@ from rows of `pytest benchmarks/test_all_reduce.py`; the module's text has the c
 is time = alpha + bytes / beta, where bytes are what a rank sends, for each way that hvd has: up to
 64 KB, and 256 KB / n, a tensor goes whole to all others (*frame*: (n - 1) S, one stage), above in
 slices to their owners and back (*direct*: 2 (n - 1) / n S, two stages). Each line is fitted to
-every other size, by relative errors, and checked at the sizes between, which it has not seen."""
+every other size, by relative errors, and checked at the sizes between, which it has not seen; alpha
+of the direct way, of two stages, is at least two of the frame's."""
 
 FIT_COLUMNS = (
     "transport",
@@ -125,4 +127,25 @@ def _far(transports: list[Transport]) -> list[str]:
             low, high = transport.ends(size, RANKS[-1])
             cells.append(f"{low / 1e3:.3g}-{high / 1e3:.3g}")
         lines.append(cells)
-    return [table(columns, lines)] if lines else ["No transport between hosts was measured."]
+    if not lines:
+        return ["No transport between hosts was measured."]
+    return [table(columns, lines), "\n".join(f"- {line}" for line in _seen(transports))]
+
+
+def _seen(transports: list[Transport]) -> Iterator[str]:
+    few, *_, large = SIZES
+    for transport in (each for each in transports if each.has_links):
+        ranks = transport.fitted.model.ranks
+        before, _ = transport.ends(large, ranks)
+        low, high = transport.ends(large, RANKS[-1])
+        yield (
+            f"{transport.name}: {in_bytes(large)} take {low / before:.2f} to {high / before:.2f} "
+            f"times what they take on {ranks} ranks, for their bytes are what counts, and a rank "
+            f"sends {direct_bytes(large, RANKS[-1]) / direct_bytes(large, ranks):.2f} times as many"
+        )
+        low, high = transport.ends(few, RANKS[-1])
+        yield (
+            f"{transport.name}: of {in_bytes(few)} the ends are {high / low:.0f} times apart: what "
+            f"counts is how many of {RANKS[-1] - 1} messages overlap, which {ranks} ranks do not "
+            "tell. Small tensors on so many hosts would want stages of fewer messages than hvd has"
+        )
