@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import inf
 from zlib import crc32
 
@@ -57,7 +58,18 @@ def check_agreement(rank: Rank, found: torch.Tensor) -> None:
     assert all(torch.equal(mine, theirs) for theirs in everyones), "gradients differ between ranks"
 
 
-def trials(rank: Rank) -> tuple[Trial, dict[str, list[Trial]]]:
+Sides = Mapping[str, tuple[Contender, Sequence[dist.ProcessGroup]]]
+
+
+def sides(rank: Rank) -> Sides:
+    """The two that the options of a run compare."""
+    return {
+        "backend": (rank.contenders["backend"], rank.backend),
+        "baseline": (rank.contenders["baseline"], rank.baseline),
+    }
+
+
+def trials(rank: Rank, sides: Sides) -> tuple[Trial, dict[str, list[Trial]]]:
     """The limit, a step of the bare model and two copies of its gradients, and the contenders."""
     bare, inputs = mlp(), batch(rank.rank)
     expected = torch.zeros(NBYTES // 4)
@@ -91,15 +103,15 @@ def trials(rank: Rank) -> tuple[Trial, dict[str, list[Trial]]]:
         copies.call(i)
 
     contenders = {
-        "backend": [ddp(group, rank.contenders["backend"]) for group in rank.backend],
-        "baseline": [ddp(group, rank.contenders["baseline"]) for group in rank.baseline],
+        name: [ddp(group, contender) for group in groups]
+        for name, (contender, groups) in sides.items()
     }
     return Trial(1, fill, call, copies.check), contenders
 
 
 def steps(rank: Rank, *, budget_s: float) -> dict[str, Blocks]:
     """Runs on a rank."""
-    limit, contenders = trials(rank)
+    limit, contenders = trials(rank, sides(rank))
     return interleave(rank, limit, contenders, budget_s)
 
 

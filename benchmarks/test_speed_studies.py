@@ -13,9 +13,11 @@ from benchmarks import compare
 from benchmarks.models import cnn, gradient_shapes, resnet18, resnet50, small_vgg, vgg16
 from benchmarks.ranks import Ranks
 from benchmarks.studies import (
+    compression_report,
     fusion,
     fusion_report,
     model,
+    peers_report,
     scaling,
     scaling_report,
     steps,
@@ -32,6 +34,7 @@ from benchmarks.studies.alpha_beta import (
     frame_limit,
 )
 from benchmarks.studies.results import link_bytes_per_s, milliseconds, table
+from benchmarks.studies.training import NAIVE
 from benchmarks.test_fusion import in_bytes
 
 SIZES = [4 ** (power + 1) for power in range(13)]
@@ -70,6 +73,11 @@ def test_a_line_has_no_negative_parts() -> None:
     # Least squares of a relative error: sum(t x / t^2) / sum(x^2 / t^2) = (10 + 5) / (100 + 25)
     assert through_zero.alpha == 0
     assert through_zero.beta == pytest.approx(125 / 15)
+    # The line through both starts at 2. From 2.5: sum(x (t - 2.5) / t^2) / sum(x^2 / t^2).
+    above = fit([(10, 3.0), (20, 4.0)], least_alpha=2.5)
+    assert above.alpha == 2.5
+    assert above.beta == pytest.approx((100 / 9 + 400 / 16) / (5 / 9 + 30 / 16))
+    assert fit([(1, 32.0), (2, 16.0)], least_alpha=40.0) == Line(40.0, inf)
     with pytest.raises(ValueError, match="two sizes"):
         fit([(4, 1.0), (4, 2.0)])
 
@@ -240,6 +248,54 @@ def test_what_is_seen_of_steps() -> None:
         "from 16 to 64 inputs: communication over stock gloo goes from 75 % to 50 % at 1gbit"
     )
     assert slower.endswith("interval: hvd at 1gbit, MNIST CNN with 16 inputs: 1.250 (1.12-1.38)")
+
+
+def test_what_is_seen_of_trainings() -> None:
+    def training(link: str, codec: str, accuracy: float, *seconds: float) -> list[dict[str, Any]]:
+        known = {"link": link, "codec": codec, "accuracy": accuracy, "wire_bytes": 64_000.0}
+        return [known | {"seconds": each} for each in seconds]
+
+    results = training("1gbit", "gloo", 99.1, 40, 60) + training("1gbit", "none", 99.2, 40)
+    results += training("1gbit", "int8", 99.0, 20, 10, 12) + training("1gbit", NAIVE, 10.0, 9)
+    cells = compression_report.cells_of(results)
+    assert [codec for _, codec in cells] == ["gloo", "none", "int8", NAIVE]
+    line = compression_report._line(cells, cells["1gbit", "int8"])
+    assert line == ["1gbit", "int8", "99.00", "12.0", "20.0, 10.0, 12.0", "0.24", "64.0"]
+    (seen,) = compression_report._seen(cells)
+    assert seen.startswith("1gbit: from 12.0 s (int8) to 50.0 s (fp32, stock gloo), with 99.00 to")
+    assert seen.endswith("99.20 %; naive fp8 9.0 s and 10.00 %")
+    fp32, fp16, fp8 = compression_report._original(cells).splitlines()[2:]
+    assert fp32.endswith("| 73.8 (1.00) | 51.3 (1.00) | 40.0 (1.00) |")
+    assert [line.endswith(") |  |") for line in (fp16, fp8)] == [True, True]  # not measured
+
+
+def test_what_is_seen_of_peers() -> None:
+    def cell(op: str, algorithm: str, backend: str, time: float, stock: float) -> dict[str, Any]:
+        spread = {"median": time, "p10": time, "p90": time}
+        ratio = time / stock
+        more = {"ratio": ratio, "low": 0.9 * ratio, "high": 1.1 * ratio, "time": spread}
+        return row(op=op, backend=backend, place="1gbit", algorithm=algorithm, **more)
+
+    results = [
+        *(cell("all_reduce", "", *each) for each in (("hvd", 50, 100), ("MPI_Allreduce", 25, 100))),
+        *(cell("DDP step", "", *each) for each in (("hvd", 2000, 1000), ("gloo", 1000, 1000))),
+        *(cell("all_reduce", "ring", *e) for e in (("hvd", 60, 100), ("MPI_Allreduce", 120, 100))),
+    ]
+    runs = peers_report.runs_of(results)
+    assert [(run.place, run.algorithm) for run in runs] == [("1gbit", ""), ("1gbit", "ring")]
+    assert runs[0].contenders == ["hvd", "gloo", "MPI_Allreduce"]
+    assert [*peers_report._lines(runs[0])] == [
+        ["all_reduce 1 MB", "50 us (0.50)", "", "25 us (0.25)"],
+        ["DDP step", "2 ms (2.00)", "1 ms (1.00)", ""],
+    ]
+    to_gloo, to_mpi = peers_report._seen(runs[0])
+    assert to_gloo.endswith(
+        "0.50 to 2.00 of stock gloo's time; slower beyond the interval: DDP step, 2.00 (1.80-2.20)"
+    )
+    assert to_mpi.endswith("of plain MPI's time it takes 2.00 (all_reduce 1 MB)")
+    own, ring = peers_report._algorithms(runs).splitlines()[2:]
+    assert own == "| 1gbit | Open MPI's choice | 25 us (2.00) |"
+    assert ring == "| 1gbit | ring | 120 us (0.50) |"
 
 
 @pytest.fixture

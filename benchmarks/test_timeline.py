@@ -35,7 +35,7 @@ def traced(trial: Trial, folder: Path) -> Trial:
 
 def steps(rank: Rank, *, budget_s: float) -> dict[str, Blocks]:
     """Runs on a rank."""
-    limit, contenders = test_ddp.trials(rank)
+    limit, contenders = test_ddp.trials(rank, test_ddp.sides(rank))
     with TemporaryDirectory() as folder:
         contenders["backend"] = [traced(trial, Path(folder)) for trial in contenders["backend"]]
         return interleave(rank, limit, contenders, budget_s)

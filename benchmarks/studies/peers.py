@@ -1,0 +1,69 @@
+"""hvd beside all that can be had here: stock gloo, DDP's hooks, plain MPI, MPI's own algorithms.
+
+    python -m benchmarks.studies.peers                        # two hosts by link, and one; root
+    python -m benchmarks.studies.peers --links "one host"     # needs no root
+    python -m benchmarks.studies.peers --report docs/studies  # peers.md and .png: matplotlib
+
+All contenders of a link take turns in one run, whose ranks hvdrun starts by mpirun; mpi4py and hvd
+have one MPI library. Open MPI reads at its start which algorithm it is to take, so each has a run
+of its own, beside hvd and stock gloo. Rows are lines of the results file, and a run that has some
+is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from itertools import product
+from pathlib import Path
+
+from benchmarks.mpirun import mpirun
+from benchmarks.report import markdown
+from benchmarks.studies import peers_report
+from benchmarks.studies.peers_report import ALGORITHMS, ONE_HOST
+from benchmarks.studies.results import read
+
+TUNED = {"OMPI_MCA_coll": "^han", "OMPI_MCA_coll_tuned_use_dynamic_rules": "1"}
+ALGORITHM = "OMPI_MCA_coll_tuned_allreduce_algorithm"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--links", nargs="+", metavar="RATE", default=[ONE_HOST, "5gbit", "1gbit"])
+    parser.add_argument(
+        "--algorithms",
+        nargs="*",
+        choices=ALGORITHMS,
+        default=[*ALGORITHMS],
+        help="of Open MPI, to be measured alone",
+    )
+    parser.add_argument("--ranks", type=int, default=2, help="each on a host of its own")
+    parser.add_argument("--mpirun", help="that of the MPI to measure; hvdrun finds one")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for a case, about")
+    parser.add_argument(
+        "--results", type=Path, default=Path("out/peers.jsonl"), help="of all runs, kept"
+    )
+    parser.add_argument("--report", type=Path, metavar="DIR", help="write peers.md and .png")
+    args = parser.parse_args()
+
+    args.results.parent.mkdir(parents=True, exist_ok=True)
+    done = {(row["place"], row["algorithm"]) for row in read(args.results)}
+    for place, algorithm in product(args.links, ["", *args.algorithms]):
+        if (place, algorithm) in done:
+            continue
+        chosen = TUNED | {ALGORITHM: str(ALGORITHMS[algorithm])} if algorithm else {}
+        link = None if place == ONE_HOST else place
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "rows.jsonl")
+            script = ["benchmarks.studies.peers_rank", place, algorithm, str(args.seconds)]
+            mpirun([*script, str(file)], args.ranks, args.mpirun, link, variables=chosen)
+            lines = file.read_text()
+            print(f"{algorithm or 'all'}\n{markdown(read(file))}", flush=True)
+        with args.results.open("a") as results:
+            results.write(lines)
+    if args.report:
+        peers_report.write(read(args.results), args.report)
+
+
+if __name__ == "__main__":
+    main()
