@@ -42,7 +42,7 @@ HEAD = """\
 
 What does a step of training cost when more processes share it? Written by
 
-    python -m benchmarks.studies.scaling --report docs/studies
+    python -m benchmarks.studies.scaling --mnist DIR --report docs/studies
 
 A step is forward, backward and SGD, by DistributedDataParallel; a process always takes as many
 images. All processes share one machine and its cores, and the number of threads is fixed as far as
@@ -50,7 +50,8 @@ each process needs one: with nothing to say to each other they would do about as
 one. *computing alone* is the same step without DistributedDataParallel, on all processes at once,
 in turns with the contenders in one run; *efficiency* is its time over that of the step, and
 *communication* what is missing to 100 %. *auto* takes shared memory here. The gradients of every
-block are checked."""
+block are checked: all transports add up to the same, so the accuracy of a training is that of
+[accuracy.md](../accuracy.md) over each of them."""
 
 COLUMNS = (
     "processes x threads",
@@ -86,7 +87,7 @@ def write(results: Results, folder: Path) -> None:
     parts += [
         "![images per second](scaling.png)",
         "## What we see",
-        "\n".join(_seen(row) for row in over_hvd),
+        "\n".join(_seen(model, [r for r in results if r["model"] == model]) for model in models),
         FOLLOWED,
         _original(results, over_hvd),
         where(results),
@@ -136,12 +137,28 @@ def _line(row: dict[str, Any], name: str, time: str, one: float | None) -> list[
     return [*cells, f"{percent:.1f}", f"{100 - percent:.1f}", "" if stock else ratio(row)]
 
 
-def _seen(row: dict[str, Any]) -> str:
-    stock = 100 * (1 - row["limit_time"]["median"] / row["baseline_time"]["median"])
-    return (
-        f"- {TITLES[row['model']]}, {row['world_size']} processes: communication takes "
-        f"{100 - row['percent_of_limit']:.1f} % of a step over hvd, {stock:.1f} % over stock gloo"
+def _seen(model: str, rows: Results) -> str:
+    """`rows` of one model over hvd, and the others that are slower than stock gloo."""
+    shares = [
+        (row["world_size"], 100 - row["percent_of_limit"], 100 * (1 - _alone(row)))
+        for row in rows
+        if row["backend"] == "hvd"
+    ]
+    each = ", ".join(
+        f"{ours:.0f} % with {size} processes ({stock:.0f} %)" for size, ours, stock in shares
     )
+    slower = [
+        f"{NAMES[row['backend']]} with {row['world_size']}: {ratio(row)}"
+        for row in rows
+        if row["low"] > 1
+    ]
+    line = f"- {TITLES[model]}: communication takes {each} of a step over hvd (over stock gloo)"
+    return line + (f". Slower than stock gloo: {'; '.join(slower)}" if slower else "")
+
+
+def _alone(row: dict[str, Any]) -> float:
+    """The part of a step over stock gloo that computing alone takes."""
+    return float(row["limit_time"]["median"] / row["baseline_time"]["median"])
 
 
 def _original(results: Results, over_hvd: Results) -> str:
