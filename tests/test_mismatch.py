@@ -6,6 +6,7 @@ import os
 import re
 from datetime import timedelta
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -104,6 +105,46 @@ def test_different_calls_with_more_behind() -> None:
         except dist.DistBackendError:
             pass
     dist.barrier()
+
+
+@pytest.mark.ranks(2, hosts=[3])
+def test_splits_that_do_not_fit() -> None:
+    """Rank 0 sends the last rank more than that expects, which hears how much. Others may have all
+    that they want, and then hear of it by their next call, or at once.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    last = size - 1
+    sends, expects = [3] * size, [3] * size
+    if rank == 0:
+        sends[last] = 5
+    if rank == last:
+        expects[0] = 4
+
+    def exchange(group: dist.ProcessGroup, factor: int) -> None:
+        dist.all_reduce(torch.ones(1), group=group)
+        inputs, outputs = [factor * n for n in sends], [factor * n for n in expects]
+        source, target = torch.ones(sum(inputs)), torch.empty(sum(outputs))
+        call = partial(dist.all_to_all_single, target, source, outputs, inputs, group=group)
+        told = f"rank 0 sends {5 * factor} elements to rank {last}, which expects {4 * factor}"
+        if rank == last:
+            text = expect_error(call, within=25)
+            assert "all_to_all(float32), number 1 " in text, text
+            assert told in text, text
+            return
+        try:
+            call()
+            assert filled(target, 1)
+        except dist.DistBackendError as error:
+            assert told in str(error), error
+
+    groups = {
+        (n, check): dist.new_group(
+            timeout=timedelta(seconds=40), pg_options=torch_hvd.Options(check=check)
+        )
+        for n, check in product((1, LARGE), (False, True))
+    }
+    together({f"{n}, check={check}": partial(exchange, g, n) for (n, check), g in groups.items()})
+    check_group()
 
 
 def gathered(group: dist.ProcessGroup | None, count: int) -> Any:

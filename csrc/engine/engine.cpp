@@ -86,6 +86,9 @@ void Engine::submit(const std::shared_ptr<Operation>& operation) {
   for (auto& collective : operation->collectives) {
     collective.seq = submitted_++;
     last_called_ = collective.signature;
+    if (collective.signature.verb == Verb::Alltoall) {
+      last_splits_ = Witness::Splits::of(collective);
+    }
     if (collective.signature.codec.error_feedback) {
       collective.residual = error_feedback_.next(collective);
     }

@@ -152,7 +152,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Until there is work for its background thread.
   void rest(Lock& lock, Track& track);
   void watch();
+  // With the lock held.
   Witness::Place place() const;
+  Witness::Place place_at(const Collective* waited_for) const;
   /// What the ranks have said so far. With `witness_mutex_` held.
   std::vector<std::optional<Witness::Place>> words();
   std::string describe_stall(const Witness::Place& place, Clock::duration age);
@@ -186,6 +188,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const std::vector<Track*> tracks_;
   uint64_t submitted_ = 0;
   Signature last_called_;
+  Witness::Splits last_splits_;
   Deadline last_submitted_; ///< for which nobody waits yet
   size_t submitting_ = 0; ///< callers that are starting large collectives
   uint64_t batches_ = 0;

@@ -141,36 +141,47 @@ std::string Engine::explain(const Batch& batch, const std::string& error) {
   if (Clock::now() >= batch.deadline) {
     out << "timed out after " << collective.timeout.count() << " ms. ";
   }
-  const Witness::Place place{
-      true, collective.seq, collective.signature, submitted()};
+  Witness::Place place;
+  {
+    Lock lock(mutex_);
+    place = place_at(&collective);
+  }
   std::lock_guard<std::mutex> guard(witness_mutex_);
   witness_.tell(place);
   const auto gone = [this](int rank) { return transport_->is_gone(rank); };
   const auto places = witness_.ask(kPatience, gone);
-  if (place.differs(places)) {
-    out << "the ranks called different collectives";
-  } else {
-    out << error;
-  }
-  out << ". Where the ranks were: " << witness_.report(places, gone);
+  out << Witness::difference(place.seq, places).value_or(error)
+      << ". Where the ranks were: " << witness_.report(places, gone);
   return out.str();
 }
 
 Witness::Place Engine::place() const {
+  const Collective* waited_for = nullptr;
+  for (const auto* track : tracks_) {
+    if (!track->started.empty()) {
+      const auto* first = track->started.front().items[0].collective;
+      if (waited_for == nullptr || first->seq < waited_for->seq) {
+        waited_for = first;
+      }
+    }
+  }
+  return place_at(waited_for);
+}
+
+Witness::Place Engine::place_at(const Collective* waited_for) const {
   Witness::Place place;
   place.submitted = submitted_;
-  place.seq = submitted_ - 1;
-  place.signature = last_called_;
-  for (const auto* track : tracks_) {
-    if (track->started.empty()) {
-      continue;
-    }
-    const auto& first = *track->started.front().items[0].collective;
-    if (!place.waiting || first.seq < place.seq) {
-      place.waiting = true;
-      place.seq = first.seq;
-      place.signature = first.signature;
-    }
+  place.splits = last_splits_;
+  if (waited_for == nullptr) {
+    place.seq = submitted_ - 1;
+    place.signature = last_called_;
+    return place;
+  }
+  place.waiting = true;
+  place.seq = waited_for->seq;
+  place.signature = waited_for->signature;
+  if (waited_for->signature.verb == Verb::Alltoall) {
+    place.splits = Witness::Splits::of(*waited_for);
   }
   return place;
 }
@@ -243,7 +254,7 @@ void Engine::watch() {
 bool Engine::differs_elsewhere(const Witness::Place& place) {
   std::lock_guard<std::mutex> guard(witness_mutex_);
   witness_.tell(place);
-  return place.differs(words());
+  return Witness::difference(place.seq, words()).has_value();
 }
 
 std::vector<std::optional<Witness::Place>> Engine::words() {

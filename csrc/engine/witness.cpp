@@ -16,7 +16,54 @@ namespace {
 
 constexpr std::chrono::milliseconds kPollInterval{20};
 
-static_assert(std::is_trivially_copyable_v<Witness::Place>);
+static_assert(std::is_trivially_copyable_v<Witness::Call>);
+
+/// The call, the number of the splits, and these.
+std::vector<uint8_t> encode(const Witness::Place& place) {
+  std::vector<uint8_t> bytes;
+  const auto add = [&bytes](const void* data, size_t size) {
+    const auto* const begin = static_cast<const uint8_t*>(data);
+    bytes.insert(bytes.end(), begin, begin + size);
+  };
+  add(static_cast<const Witness::Call*>(&place), sizeof(Witness::Call));
+  add(&place.splits.seq, sizeof(uint64_t));
+  for (const auto* counts : {&place.splits.sends, &place.splits.expects}) {
+    add(counts->data(), counts->size() * sizeof(int64_t));
+  }
+  return bytes;
+}
+
+std::optional<Witness::Place> decode(const std::vector<uint8_t>& bytes) {
+  constexpr size_t kFixed = sizeof(Witness::Call) + sizeof(uint64_t);
+  if (bytes.size() < kFixed) {
+    return std::nullopt;
+  }
+  Witness::Place place;
+  const auto* next = bytes.data();
+  const auto take = [&next](void* data, size_t size) {
+    std::memcpy(data, next, size);
+    next += size;
+  };
+  take(static_cast<Witness::Call*>(&place), sizeof(Witness::Call));
+  take(&place.splits.seq, sizeof(uint64_t));
+  const size_t count = (bytes.size() - kFixed) / sizeof(int64_t) / 2;
+  for (auto* counts : {&place.splits.sends, &place.splits.expects}) {
+    counts->resize(count);
+    if (count > 0) {
+      take(counts->data(), count * sizeof(int64_t));
+    }
+  }
+  return place;
+}
+
+std::vector<int64_t> numels(const std::vector<at::Tensor>& tensors) {
+  std::vector<int64_t> counts;
+  counts.reserve(tensors.size());
+  for (const auto& tensor : tensors) {
+    counts.push_back(tensor.numel());
+  }
+  return counts;
+}
 
 std::vector<uint8_t> random_name() {
   std::random_device random;
@@ -28,12 +75,9 @@ std::vector<uint8_t> random_name() {
 
 } // namespace
 
-bool Witness::Place::differs(
-    const std::vector<std::optional<Place>>& others) const {
-  return std::any_of(others.begin(), others.end(), [this](const auto& other) {
-    return other && other->waiting && other->seq == seq &&
-        other->signature != signature;
-  });
+Witness::Splits Witness::Splits::of(const Collective& all_to_all) {
+  return {
+      all_to_all.seq, numels(all_to_all.inputs), numels(all_to_all.outputs)};
 }
 
 Witness::Witness(
@@ -69,23 +113,15 @@ void Witness::tell(const Place& place) {
   told_ = place;
   answers_ = false;
   try {
-    std::vector<uint8_t> bytes(sizeof(place));
-    std::memcpy(bytes.data(), &place, sizeof(place));
-    store().set(key(rank_), bytes);
+    store().set(key(rank_), encode(place));
     answers_ = true;
   } catch (const std::exception&) {
   }
 }
 
 std::optional<Witness::Place> Witness::word_of(int rank) {
-  std::optional<Place> place;
-  if (store().check({key(rank)})) {
-    const auto bytes = store().get(key(rank));
-    if (bytes.size() == sizeof(Place)) {
-      std::memcpy(&place.emplace(), bytes.data(), bytes.size());
-    }
-  }
-  return place;
+  return store().check({key(rank)}) ? decode(store().get(key(rank)))
+                                    : std::nullopt;
 }
 
 std::vector<std::optional<Witness::Place>> Witness::ask(
@@ -110,6 +146,39 @@ std::vector<std::optional<Witness::Place>> Witness::ask(
   } catch (const std::exception&) {
   }
   return places;
+}
+
+std::optional<std::string> Witness::difference(
+    uint64_t seq,
+    const std::vector<std::optional<Place>>& places) {
+  const Signature* first = nullptr;
+  for (const auto& place : places) {
+    if (place && place->waiting && place->seq == seq) {
+      first = first == nullptr ? &place->signature : first;
+      if (place->signature != *first) {
+        return "the ranks called different collectives";
+      }
+    }
+  }
+  // Who has sent too much may have all that it wants, and wait no more.
+  const auto knows = [seq](const std::optional<Place>& place) {
+    return place && place->splits.seq == seq && !place->splits.sends.empty();
+  };
+  for (size_t from = 0; from < places.size(); ++from) {
+    for (size_t to = 0; to < places.size(); ++to) {
+      if (knows(places[from]) && knows(places[to])) {
+        const auto sent = places[from]->splits.sends[to];
+        const auto expected = places[to]->splits.expects[from];
+        if (sent != expected) {
+          std::ostringstream out;
+          out << "rank " << from << " sends " << sent << " elements to rank "
+              << to << ", which expects " << expected;
+          return out.str();
+        }
+      }
+    }
+  }
+  return std::nullopt;
 }
 
 std::string Witness::report(

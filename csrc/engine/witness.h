@@ -27,14 +27,24 @@ class Witness {
       int size,
       std::string group);
 
-  struct Place {
+  struct Call {
     bool waiting = false; ///< for number `seq`; else for nothing
     uint64_t seq = 0;
     Signature signature; ///< of that, or of the last one called
     uint64_t submitted = 0; ///< collectives this rank has called
+  };
 
-    /// Whether one of `others` waits for something else in this place.
-    bool differs(const std::vector<std::optional<Place>>& others) const;
+  /// Of an all_to_all, which no signature holds: elements by rank.
+  struct Splits {
+    uint64_t seq = 0; ///< of the all_to_all
+    std::vector<int64_t> sends;
+    std::vector<int64_t> expects;
+
+    static Splits of(const Collective& all_to_all);
+  };
+
+  struct Place : Call {
+    Splits splits; ///< of the all_to_all that it waits for, or of its last
   };
 
   /// Lets the others know that this rank is at `place`.
@@ -48,6 +58,13 @@ class Witness {
   std::vector<std::optional<Place>> ask(
       std::chrono::milliseconds patience,
       const Gone& gone);
+
+  /// Why those who wait for number `seq` wait for ever, from the answers of
+  /// ask(): they called different collectives, or one expects another number of
+  /// elements than it is sent. Nothing if no such reason is known.
+  static std::optional<std::string> difference(
+      uint64_t seq,
+      const std::vector<std::optional<Place>>& places);
 
   /// One sentence from the answers of ask().
   std::string report(
