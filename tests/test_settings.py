@@ -22,7 +22,7 @@ DEFAULTS = {
     "fusion_cutoff": 64 << 10,
     "check": False,
     "compression": "none",
-    "compression_min_bytes": 64 << 10,
+    "compression_min_bytes": (64 << 10) + 1,
     "block": None,
     "error_feedback": None,
     "stall_check_time": 60.0,

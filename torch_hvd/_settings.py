@@ -88,8 +88,9 @@ _SETTINGS = {
     "fusion_cutoff": _Setting(_bytes, "a number of bytes", str(64 << 10), ("HVD_FUSION_CUTOFF",)),
     "check": _Setting(_switch, "0 or 1", "0", ("HVD_CHECK",)),
     "compression": _Setting(_compression, " or ".join(COMPRESSIONS), "none", ("HVD_COMPRESSION",)),
+    # What is no longer travels in one message, and with others: two stages would take longer.
     "compression_min_bytes": _Setting(
-        _bytes, "a number of bytes", str(64 << 10), ("HVD_COMPRESSION_MIN_BYTES",)
+        _bytes, "a number of bytes", str((64 << 10) + 1), ("HVD_COMPRESSION_MIN_BYTES",)
     ),
     "block": _Setting(
         _block,
