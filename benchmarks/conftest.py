@@ -18,6 +18,7 @@ import pytest
 
 from benchmarks.contenders import Contender
 from benchmarks.effort import Effort, effort
+from benchmarks.links import link_bytes_per_s
 from benchmarks.machine import facts
 from benchmarks.measure import Bench
 from benchmarks.peers import PEERS, parse_peers, why_not
@@ -63,6 +64,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if (link := option("--link")) and (reason := complaint(link)):
         raise pytest.UsageError(f"--link {link}: {reason}")
     try:
+        if link:
+            link_bytes_per_s(link)
         config.stash[EFFORT] = effort(quick=option("--quick"), full=option("--full"))
         config.stash[PAIRS] = pairs(config)
     except ValueError as error:

@@ -17,8 +17,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.links import link_bytes_per_s
 from benchmarks.report import in_bytes
-from benchmarks.studies.results import link_bytes_per_s, read
+from benchmarks.studies.results import read
 
 Place = tuple[int, str | None]  # ranks, and the rate of the links between them
 Lines = dict[str, dict[int, float]]  # of a backend, by size in bytes

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +14,11 @@ import torch.distributed as dist
 
 from benchmarks.contenders import Contender
 from benchmarks.interleave import FEW, Blocks, Trial, interleave
+from benchmarks.measure import Bench
 from benchmarks.payload import pattern, two_copies
 from benchmarks.peers import parse_peers, why_not
 from benchmarks.ranks import Rank, Ranks
-from benchmarks.rows import Spread, ratio_interval, slowest
+from benchmarks.rows import Row, Spread, ratio_interval, slowest
 from benchmarks.test_ddp import check_agreement
 from rig.hosts import complaint
 
@@ -45,6 +48,29 @@ def apart(rank: Rank) -> None:
     """Gradients that are the same on all ranks, then others."""
     check_agreement(rank, torch.ones(3))
     check_agreement(rank, torch.ones(3) + rank.rank)
+
+
+class MeasuredRanks(Ranks):
+    """Ranks of which it is known how long everything takes: 20 ms, and 1 ms for two copies."""
+
+    def start(self) -> list[int]:
+        return [os.getpid()]
+
+    def run(self, function: Any, *, timeout_s: float, **arguments: object) -> list[Any]:
+        blocks = {"backend": [[0.02] * 2], "baseline": [[0.02] * 2], "limit": [[0.001] * 2]}
+        return [blocks] * self.size
+
+
+@pytest.mark.parametrize(
+    ("link", "per_host", "hooks", "percent"),
+    [(None, 1, False, 5), ("1gbit", 1, False, 75), ("1gbit", 2, False, 5), ("1gbit", 1, True, 5)],
+    ids=["memory", "link", "several-on-a-host", "computes"],
+)
+def test_limits(link: str | None, per_host: int, hooks: bool, percent: float) -> None:
+    rows: list[Row] = []
+    bench = Bench(MeasuredRanks(4, link=link, per_host=per_host), 0.1, rows.append)
+    bench.row(wrong_sum, op="all_reduce", size=1_250_000, bus_factor=1.5, hooks=hooks)
+    assert rows[0].percent_of_limit == pytest.approx(percent)  # 1.25 MB at 125 MB/s: 15 of 20 ms
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import compare
+from benchmarks.links import link_bytes_per_s
 from benchmarks.models import cnn, gradient_shapes, resnet18, resnet50, small_vgg, vgg16
 from benchmarks.ranks import Ranks
 from benchmarks.studies import (
@@ -33,7 +34,7 @@ from benchmarks.studies.alpha_beta import (
     fit_model,
     frame_limit,
 )
-from benchmarks.studies.results import link_bytes_per_s, milliseconds, table
+from benchmarks.studies.results import milliseconds, table
 from benchmarks.studies.training import NAIVE
 from benchmarks.test_fusion import in_bytes
 

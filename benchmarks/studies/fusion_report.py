@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.links import link_bytes_per_s
 from benchmarks.studies.results import (
     Results,
-    link_bytes_per_s,
     milliseconds,
     p10_p90,
     ratio,

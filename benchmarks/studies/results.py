@@ -13,7 +13,6 @@ from benchmarks.rows import Row
 Results = list[dict[str, Any]]  # rows as `Row.as_json` has them, with "machine" and a study's own
 
 QUIET = 0.3  # cores that others may take before a page warns of it
-BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 def read(file: Path) -> Results:
@@ -50,14 +49,6 @@ def p10_p90(spread: Mapping[str, float]) -> str:
 def ratio(row: Mapping[str, Any]) -> str:
     """To the baseline, with its 95 % interval."""
     return f"{row['ratio']:.3f} ({row['low']:.2f}-{row['high']:.2f})"
-
-
-def link_bytes_per_s(rate: str) -> float:
-    """Of a rate as tc writes it: 1gbit, 100mbit. ValueError where it is none of those."""
-    for unit, bits in BITS.items():
-        if rate.endswith(unit):
-            return float(rate.removesuffix(unit)) * bits / 8
-    raise ValueError(f"{rate!r} is no rate in {', '.join(BITS)}")
 
 
 def where(results: Results) -> str:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.interleave import Blocks, interleave
+from benchmarks.links import link_bytes_per_s
 from benchmarks.machine import Load
 from benchmarks.models import Lstm, Transformer, cnn, resnet18, small_vgg
 from benchmarks.ranks import Rank, Ranks
@@ -26,7 +27,7 @@ from benchmarks.report import markdown
 from benchmarks.rows import Row, slowest_by_name
 from benchmarks.studies import steps_report
 from benchmarks.studies.ddp_steps import Workload, contest, rows
-from benchmarks.studies.results import append, link_bytes_per_s, read
+from benchmarks.studies.results import append, read
 from benchmarks.studies.steps_cells import BETWEEN_HOSTS, ON_ONE_HOST, ONE_HOST, STOCK
 from rig.hosts import complaint
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from math import inf
 from typing import Any
 
-from benchmarks.studies.results import Results, link_bytes_per_s, milliseconds, p10_p90, ratio
+from benchmarks.links import link_bytes_per_s
+from benchmarks.studies.results import Results, milliseconds, p10_p90, ratio
 
 BETWEEN_HOSTS = (
     STOCK := "gloo",
