@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
+from benchmarks.links import link_bytes_per_s
 from benchmarks.report import in_bytes
 from benchmarks.studies.results import Results, table, where, write_page
 
@@ -23,7 +25,7 @@ NAMES = {
     MPI: "plain MPI",
     "horovod": "Horovod",
 }
-GRADIENTS, STEP = "161 gradients of ResNet-50 in flight", "DDP step"
+GRADIENTS, STEP = "161 gradients in flight", "DDP step"
 
 # What Open MPI's coll_tuned_allreduce_algorithm takes.
 ALGORITHMS = {
@@ -44,13 +46,13 @@ hvd beside what else there is. Written by
 
 {ranks} ranks; on *one host*, where hvd takes shared memory, or each on a host of its own, a network
 namespace that sends at the rate of its link at most. The contenders of a table took turns in one
-run, and every result was checked. all_reduce is of float32 and waited for, one after the other;
-*in flight* all are asynchronous, and then waited for; a DDP step is that of {megabytes} MB of
-parameters, forward and backward. *plain MPI* is a loop over MPI_Allreduce, or MPI_Iallreduce
-and MPI_Waitall, by mpi4py in the library that hvd has as well: {library}. Each cell is a median,
-with its ratio to stock gloo's in brackets: below 1 is faster. Codecs and hooks round, all else is
-exact; PowerSGD's gradients are no mean to any small error. Horovod takes part where it is
-installed."""
+run, and every result was checked. all_reduce is of float32, and each is waited for; the gradients
+*in flight* are those of ResNet-50, 102 MB, asynchronous and then waited for; a DDP step is that of
+{megabytes} MB of parameters, forward and backward. *plain MPI* is a loop over MPI_Allreduce, or
+MPI_Iallreduce and MPI_Waitall, by mpi4py, in the library that hvd has as well: {library}. Each cell
+is a median, with its ratio to stock gloo's in brackets: below 1 is faster. Codecs and hooks round,
+all else is exact; PowerSGD's gradients are no mean to any small error. Horovod takes part where it
+is installed."""
 
 TUNED = """\
 ## Open MPI's algorithms
@@ -88,7 +90,7 @@ def write(results: Results, folder: Path) -> None:
     """Write peers.md and peers.png into `folder`."""
     from benchmarks.studies.peers_plot import draw
 
-    runs = runs_of(results)
+    runs = sorted(runs_of(results), key=lambda run: -rate(run.place))
     chosen = [run for run in runs if not run.algorithm]
     tuned = [run for run in runs if run.algorithm]
     steps = [row for row in results if row["op"] == STEP]
@@ -110,6 +112,10 @@ def write(results: Results, folder: Path) -> None:
     parts.append(where(results))
     write_page(folder, "peers", parts)
     draw(chosen, folder / "peers.png")
+
+
+def rate(place: str) -> float:
+    return inf if place == ONE_HOST else link_bytes_per_s(place)
 
 
 def title_of(place: str) -> str:
