@@ -1,8 +1,9 @@
 """What the study of peers runs on its ranks, which mpirun starts.
 
-    python -m benchmarks.studies.peers_rank LINK ALGORITHM SECONDS FILE
+    python -m benchmarks.studies.peers_rank PLACE ALGORITHM SECONDS FILE
 
-Writes the rows of a run to FILE, as JSON lines; ALGORITHM is "" or what Open MPI was told to take.
+Writes the rows of a run to FILE, as JSON lines. PLACE is "one host" or the rate of links, ALGORITHM
+"" or what Open MPI was told to take.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ def join() -> Rank:
     return Rank(dist.get_rank(), dist.get_world_size(), control, (), (), {})
 
 
-def contenders(link: str) -> list[str]:
+def contenders(place: str) -> list[str]:
     """Of all_reduce, but for plain MPI; why another cannot be had is printed."""
-    names = [*BACKENDS, *(CODECS if link != ONE_HOST else ())]
-    if reason := why_not_horovod(None if link == ONE_HOST else link):
+    names = [*BACKENDS, *(CODECS if place != ONE_HOST else ())]
+    if reason := why_not_horovod(None if place == ONE_HOST else place):
         if dist.get_rank() == 0:
             print(f"without {HOROVOD}: {reason}", flush=True)
         return names
@@ -119,10 +120,10 @@ def sums(
 
 
 def cases(
-    rank: Rank, link: str, algorithm: str, mpi: Any
+    rank: Rank, place: str, algorithm: str, mpi: Any
 ) -> Iterator[tuple[str, int, Trial, dict[str, list[Trial]]]]:
-    """What is measured on a link, or of an algorithm: its name, bytes, limit and contenders."""
-    names = contenders(link) if not algorithm else ["hvd", STOCK]
+    """What is measured in a place, or of an algorithm: its name, bytes, limit and contenders."""
+    names = contenders(place) if not algorithm else ["hvd", STOCK]
     one_by_one = issues(names, mpi, flying=False)
     for size in SIZES:
         yield "all_reduce", size, *sums(rank, [(size // 4,)], one_by_one)
@@ -135,13 +136,13 @@ def cases(
         yield STEP, test_ddp.NBYTES, *test_ddp.trials(rank, sides)
 
 
-def measure(link: str, algorithm: str, budget_s: float) -> Iterator[dict[str, Any]]:
+def measure(place: str, algorithm: str, budget_s: float) -> Iterator[dict[str, Any]]:
     """On every rank; the rows are rank 0's."""
     mpi = mpi4py()
     rank = join()
     pids: list[Any] = [None] * rank.size
     dist.all_gather_object(pids, os.getpid(), group=rank.control)
-    for op, size, limit, trials in cases(rank, link, algorithm, mpi):
+    for op, size, limit, trials in cases(rank, place, algorithm, mpi):
         check_one_library()
         load = Load(pids)
         blocks = interleave(rank, limit, trials, budget_s)
@@ -156,16 +157,16 @@ def measure(link: str, algorithm: str, budget_s: float) -> Iterator[dict[str, An
                 size=size,
                 world_size=rank.size,
                 foreign=load.foreign(),
-                link=None if link == ONE_HOST else link,
+                link=None if place == ONE_HOST else place,
             )
-            more = {"place": link, "algorithm": algorithm, "library": library_of(mpi)}
+            more = {"place": place, "algorithm": algorithm, "library": library_of(mpi)}
             yield from (row.as_json() | more | {"machine": facts()} for row in measured)
 
 
 def main() -> None:
-    link, algorithm, seconds, file = sys.argv[1:]
+    place, algorithm, seconds, file = sys.argv[1:]
     with Path(file).open("a") as lines:
-        for row in measure(link, algorithm, float(seconds)):
+        for row in measure(place, algorithm, float(seconds)):
             lines.write(json.dumps(row) + "\n")
             lines.flush()
     dist.destroy_process_group()
