@@ -112,7 +112,16 @@ c10::intrusive_ptr<DeviceWork::Future> DeviceWork::getFuture() {
     }
   }
   auto future = make_future(device());
-  complete(*future);
+  if (has_streams(device()) || isCompleted()) {
+    complete(*future);
+  } else {
+    // To wait for such work is to block, and a caller from Python holds the
+    // GIL, which the work may need.
+    engine_->run_apart(
+        [self = c10::intrusive_ptr<DeviceWork>::reclaim_copy(this), future] {
+          self->complete(*future);
+        });
+  }
   return future;
 }
 
