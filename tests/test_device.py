@@ -6,6 +6,7 @@ decided on the host, and is the same for any device. tests/gpu has the rest.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -51,6 +52,21 @@ def test_burst_is_fused() -> None:
             assert filled(tensors[number], size * number + total(float, size))
             assert filled(wholes[number], size - 1 + number)
         assert launches(group) - before <= 2 * BURST / 4
+
+
+@pytest.mark.ranks(2, transports=["auto"])
+def test_a_future_is_no_wait() -> None:
+    """What has been launched and is not done has a future at once: who asks may hold the GIL."""
+    rank = dist.get_rank()
+    with standin.group() as group:
+        dist.all_reduce(torch.ones(1), group=group)
+        if rank == 1:
+            time.sleep(1)
+        work = dist.all_reduce(torch.full((1 << 18,), float(rank)), group=group, async_op=True)
+        if rank == 0:
+            time.sleep(0.3)  # launched by now
+            assert not work.get_future().done()
+        assert filled(work.get_future().wait()[0], 1)
 
 
 @pytest.mark.ranks(2, transports=["auto"])
