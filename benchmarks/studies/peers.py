@@ -20,8 +20,9 @@ from pathlib import Path
 from benchmarks.mpirun import mpirun
 from benchmarks.report import markdown
 from benchmarks.studies import peers_report
-from benchmarks.studies.peers_report import ALGORITHMS, ONE_HOST
+from benchmarks.studies.peers_report import ALGORITHMS
 from benchmarks.studies.results import read
+from benchmarks.studies.steps_cells import ONE_HOST
 
 TUNED = {"OMPI_MCA_coll": "^han", "OMPI_MCA_coll_tuned_use_dynamic_rules": "1"}
 ALGORITHM = "OMPI_MCA_coll_tuned_allreduce_algorithm"

@@ -31,7 +31,8 @@ from benchmarks.peers import why_not_horovod
 from benchmarks.ranks import GROUP_TIMEOUT_S, Rank
 from benchmarks.rows import slowest_by_name
 from benchmarks.studies.ddp_steps import rows
-from benchmarks.studies.peers_report import GRADIENTS, MPI, ONE_HOST, STEP, STOCK
+from benchmarks.studies.peers_report import GRADIENTS, MPI, STEP, STOCK
+from benchmarks.studies.steps_cells import ONE_HOST
 from benchmarks.test_all_reduce import in_flight, sync
 from benchmarks.test_fusion import ALL, in_bytes
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import Any
 
-from benchmarks.links import link_bytes_per_s
 from benchmarks.report import in_bytes
 from benchmarks.studies.results import Results, table, where, write_page
+from benchmarks.studies.steps_cells import ONE_HOST, rate
 
-ONE_HOST = "one host"
 HVD, STOCK, MPI = "hvd", "gloo", "MPI_Allreduce"
 NAMES = {
     HVD: "hvd",
@@ -112,10 +110,6 @@ def write(results: Results, folder: Path) -> None:
     parts.append(where(results))
     write_page(folder, "peers", parts)
     draw(chosen, folder / "peers.png")
-
-
-def rate(place: str) -> float:
-    return inf if place == ONE_HOST else link_bytes_per_s(place)
 
 
 def title_of(place: str) -> str:
