@@ -138,7 +138,7 @@ def _line(row: dict[str, Any], name: str, time: str, one: float | None) -> list[
 
 
 def _seen(model: str, rows: Results) -> str:
-    """`rows` of one model over hvd, and the others that are slower than stock gloo."""
+    """Of one model: communication's share over hvd, and who is slower than stock gloo."""
     shares = [
         (row["world_size"], 100 - row["percent_of_limit"], 100 * (1 - _alone(row)))
         for row in rows
