@@ -84,6 +84,14 @@ DeviceGroup::Call DeviceGroup::call(
 DeviceGroup::WorkPtr DeviceGroup::submit(
     Call call,
     std::vector<Collective> collectives) {
+  const auto& first = collectives[0];
+  // A backend describes its own calls.
+  const auto record = first.inputs.empty()
+      ? nullptr
+      : CommsRecord::start(
+            *options_,
+            *engine_,
+            {call.title, call.results, call.results, &first, true});
   auto work = DeviceWork::submit(
       engine_,
       call.type,

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "comms_record.h"
 #include "device_work.h"
 #include "engine/engine.h"
 #include "options.h"

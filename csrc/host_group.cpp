@@ -63,6 +63,8 @@ HostGroup::WorkPtr HostGroup::submit(
       signature.codec = codec_for(signature, compression_, size_);
     }
   }
+  const auto record = CommsRecord::start(
+      *options_, *engine_, {title, inputs, results, &collectives[0], async});
   // Alone, there is nobody to wait for.
   const bool caller_waits = !async || size_ == 1;
   return noted(
@@ -74,6 +76,14 @@ HostGroup::WorkPtr HostGroup::submit(
           std::move(results),
           std::move(collectives),
           caller_waits));
+}
+
+std::unique_ptr<CommsRecord> HostGroup::record(
+    const char* title,
+    int peer,
+    const Tensors& tensors) {
+  return CommsRecord::start(
+      *options_, *engine_, {title, tensors, tensors, nullptr, true, peer});
 }
 
 HostGroup::WorkPtr HostGroup::noted(WorkPtr work) {
@@ -368,6 +378,7 @@ HostGroup::WorkPtr HostGroup::send(Tensors& tensors, int peer, int tag) {
   check_message("send", tensors, tag);
   check_peer("send", peer);
   const auto buffer = Arguments::message("send", tensors[0]);
+  const auto record = this->record("hvd:send", peer, tensors);
   // Nothing is copied back after a send: the buffer is the tensor to the work.
   return noted(
       c10::make_intrusive<MessageWork>(
@@ -387,6 +398,7 @@ HostGroup::WorkPtr HostGroup::recv(Tensors& tensors, int peer, int tag) {
   check_message("recv", tensors, tag);
   check_peer("recv", peer);
   const auto buffer = Arguments::message("recv", tensors[0]);
+  const auto record = this->record("hvd:recv", peer, tensors);
   return noted(
       c10::make_intrusive<MessageWork>(
           engine_,
@@ -404,6 +416,7 @@ HostGroup::WorkPtr HostGroup::recv(Tensors& tensors, int peer, int tag) {
 HostGroup::WorkPtr HostGroup::recvAnysource(Tensors& tensors, int tag) {
   check_message("recv", tensors, tag);
   const auto buffer = Arguments::message("recv", tensors[0]);
+  const auto record = this->record("hvd:recv", -1, tensors);
   return noted(
       c10::make_intrusive<MessageWork>(
           engine_,

@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "arguments.h"
+#include "comms_record.h"
 #include "engine/engine.h"
 #include "options.h"
 
@@ -93,6 +94,11 @@ class HostGroup final : public c10d::Backend {
       Tensors results,
       std::vector<Collective> collectives,
       bool async);
+  /// Of a message.
+  std::unique_ptr<CommsRecord> record(
+      const char* title,
+      int peer,
+      const Tensors& tensors);
   WorkPtr noted(WorkPtr work);
   void check_message(const char* verb, const Tensors& tensors, int tag);
   void check_peer(const char* verb, int peer);

@@ -74,6 +74,7 @@ def create(opts: Any, pg_options: Any) -> Any:
     for name, value in settings.items():
         setattr(options, name, value)
     options._timeout = opts.timeout
+    options.group_name = str(opts.group_id)
     options.global_ranks_in_group = opts.global_ranks_in_group
     if rank == 0 and _log.logger.isEnabledFor(logging.INFO):
         chosen = _transport.describe(wanted, connection)
@@ -83,7 +84,7 @@ def create(opts: Any, pg_options: Any) -> Any:
     ranks = opts.global_ranks_in_group
     _trace.begin(os.environ, ranks[rank] if ranks else rank)
     group = _C.ProcessGroupHVD(
-        store, connection.transport, device, options, str(opts.group_id), stats_edges
+        store, connection.transport, device, options, options.group_name, stats_edges
     )
     _join_last(store, rank, size, opts.timeout)
     return group
