@@ -44,15 +44,14 @@ RunningPtr start_move(const Collective& collective, Transport& transport) {
   };
   std::vector<Transfer> sends;
   std::vector<Transfer> receives;
+  bool keeps_own = false;
   for (int peer = 0; peer < transport.size(); ++peer) {
     const bool sends_here =
         !inputs.empty() && (!sends_to_root_only || peer == root);
     const bool receives_here =
         !outputs.empty() && (!receives_from_root_only || peer == root);
     if (peer == transport.rank()) {
-      if (sends_here && receives_here) {
-        copy_if_apart(for_peer(outputs, peer), for_peer(inputs, peer));
-      }
+      keeps_own = sends_here && receives_here;
       continue;
     }
     if (receives_here) {
@@ -62,8 +61,12 @@ RunningPtr start_move(const Collective& collective, Transport& transport) {
       sends.push_back({peer, flat(for_peer(inputs, peer))});
     }
   }
-  return std::make_unique<Move>(
-      transport.exchange(sends, receives, first_lane(collective)));
+  auto request = transport.exchange(sends, receives, first_lane(collective));
+  if (keeps_own) { // while the rest is on its way
+    const int rank = transport.rank();
+    copy_if_apart(for_peer(outputs, rank), for_peer(inputs, rank));
+  }
+  return std::make_unique<Move>(std::move(request));
 }
 
 } // namespace hvd
