@@ -162,6 +162,7 @@ void Engine::run_in_background(const Operation& operation) {
     }
   }
   last_submitted_ = Clock::now();
+  caller_ = ThreadClock();
 }
 
 void Engine::start_all(Lock& lock) {

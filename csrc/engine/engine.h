@@ -1,5 +1,6 @@
 #pragma once
 
+#include "common/thread_clock.h"
 #include "engine/device_track.h"
 #include "engine/error_feedback.h"
 #include "engine/frame_track.h"
@@ -190,6 +191,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Signature last_called_;
   Witness::Splits last_splits_;
   Deadline last_submitted_; ///< for which nobody waits yet
+  ThreadClock caller_; ///< of that
   size_t submitting_ = 0; ///< callers that are starting large collectives
   uint64_t batches_ = 0;
   bool closed_ = false;

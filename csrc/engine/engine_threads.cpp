@@ -11,7 +11,12 @@ namespace {
 
 // While its callers submit one thing after the other and none waits, a rank
 // holds small collectives back, for the first frame to tell how many there are.
+// A caller has paused once it has run for so long without another call. One
+// that does not run may be waiting for a core, where ranks share them, and then
+// has not paused; or it sleeps, so that is not waited for longer than this.
 constexpr std::chrono::microseconds kPause{50};
+constexpr std::chrono::milliseconds kLongestPause{1};
+constexpr std::chrono::microseconds kLongestLook{200};
 constexpr std::chrono::milliseconds kLongestHold{4};
 
 // For so long after a call a background thread looks for work by itself, once a
@@ -80,14 +85,26 @@ void Engine::rest(Lock& lock, Track& track) {
 
 void Engine::hold(Lock& lock, Track& track) {
   const auto latest = Clock::now() + kLongestHold;
+  auto look = kPause;
+  auto calls = submitted_;
+  auto ran = caller_.now();
   while (is_held(track) && !stop_) {
+    ++track.napping;
+    track.work_ready.wait_for(lock, look);
+    --track.napping;
     const auto now = Clock::now();
-    const auto pause = submitting_ > 0 ? now : last_submitted_;
-    const auto until = std::min(latest, pause + kPause);
-    if (now >= until) {
+    if (now >= latest) {
       return;
     }
-    track.work_ready.wait_until(lock, until);
+    if (submitting_ > 0 || calls != submitted_) {
+      calls = submitted_;
+      ran = caller_.now();
+      look = std::min(2 * look, kLongestLook); // it has the core, as a rule
+    } else if (
+        caller_.now() - ran >= kPause ||
+        now - last_submitted_ >= kLongestPause) {
+      return;
+    }
   }
 }
 
