@@ -6,7 +6,8 @@ limit, B, A: a steady drift of the machine cancels, and each contender follows t
 often as the other contender. A contender is a few trials, one for each of its groups, that
 take turns by two rounds. A block is: an untimed call, which brings the trial's code,
 threads and sockets back to life after the others ran; fresh input; a barrier in a group
-that no trial uses; the timed calls, each on a tensor of its own; a check of every result.
+that no trial uses; the timed calls, each on a tensor of its own; a barrier, so that nothing else
+takes cores from a rank that is not through; a check of every result.
 A wrong result raises, so no number outlives it.
 """
 
@@ -97,5 +98,6 @@ def _block(rank: Rank, trial: Trial) -> list[float]:
         start = time.perf_counter()
         trial.call(i)
         times.append(time.perf_counter() - start)
+    dist.barrier(group=rank.control)
     trial.check()
     return times
