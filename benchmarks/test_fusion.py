@@ -28,8 +28,9 @@ def in_bytes(shapes: list[Shape]) -> int:
 
 ALL = gradient_shapes(resnet50)
 FEW_KB = [shape for shape in ALL if in_bytes([shape]) <= SMALL]
+OTHERS = [shape for shape in ALL if shape not in FEW_KB]
 FLAT: list[Shape] = [(in_bytes(ALL) // 4,)]
-assert (len(ALL), len(FEW_KB)) == (161, 115)
+assert (len(ALL), len(FEW_KB), len(OTHERS)) == (161, 115, 46)
 
 
 def broadcast(tensors: list[torch.Tensor], group: dist.ProcessGroup) -> None:
@@ -96,6 +97,10 @@ def test_small_in_flight(bench: Bench) -> None:
 def test_all_in_flight(bench: Bench) -> None:
     target = 1 / 5 if bench.shares_memory and bench.ranks.size == 2 else 1.0
     row(bench, f"all_reduce async, {len(ALL)}", ALL, in_flight, target)
+
+
+def test_large_in_flight(bench: Bench) -> None:
+    row(bench, f"all_reduce async, {len(OTHERS)} large", OTHERS, in_flight, 1.0)
 
 
 def test_one_by_one(bench: Bench) -> None:

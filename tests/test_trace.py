@@ -94,6 +94,20 @@ def test_a_burst_in_one_call_takes_four_frames_at_most() -> None:
     assert max(frames_of_bursts(in_one_call)) <= 4
 
 
+@pytest.mark.ranks(2, 3)
+def test_large_tensors_of_a_burst_are_waited_for_together() -> None:
+    """Also where no small one is among them, whose frame would tell that all ranks have them."""
+    group = dist.new_group(pg_options=torch_hvd.Options(transport="gloo"))
+    size = dist.get_world_size()
+    tensors = [torch.full((1 << 18,), float(k)) for k in range(40)]
+    one_by_one(tensors, group)
+    assert all(torch.equal(t, torch.full_like(t, size * k)) for k, t in enumerate(tensors))
+    seen = counts()
+    assert seen["frames"] == 0
+    assert seen["tensors"] == 40
+    assert seen["responses"] < 40
+
+
 @pytest.mark.ranks(2)
 def test_rows_by_size() -> None:
     group = dist.new_group()

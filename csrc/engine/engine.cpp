@@ -37,7 +37,7 @@ Engine::Engine(
       fork_depth_(fork_depth()),
       witness_(std::move(witness)),
       frames_(*transport_, agreement_, *statistics_, settings.limits),
-      large_(*transport_, agreement_),
+      large_(*transport_, agreement_, settings.limits),
       on_device_(*transport_, device_.get(), settings.limits, settings.check),
       tracks_(tracks(&frames_, &large_, device_ ? &on_device_ : nullptr)) {}
 

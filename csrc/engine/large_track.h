@@ -1,7 +1,11 @@
 #pragma once
 
 #include "engine/agreement.h"
+#include "engine/plan.h"
 #include "engine/track.h"
+
+#include <atomic>
+#include <cstdint>
 
 namespace hvd {
 
@@ -11,16 +15,25 @@ namespace hvd {
 class LargeTrack final : public Track {
  public:
   /// `agreement`: read only.
-  LargeTrack(Transport& transport, const Agreement& agreement)
-      : transport_(transport), agreement_(agreement) {}
+  LargeTrack(
+      Transport& transport,
+      const Agreement& agreement,
+      const Limits& limits)
+      : transport_(transport), agreement_(agreement), limits_(limits) {}
 
   Batch next(uint64_t tail) override;
   Rest start(Batch& batch) override;
   bool finish(Batch& batch) override;
 
  private:
+  bool tells_tail(const Collective& collective) const;
+
   Transport& transport_;
   const Agreement& agreement_;
+  const Limits limits_;
+  std::atomic<uint64_t> tail_{0}; ///< when next() was last asked
+  /// See Agreement::agreed(); from what ranks tell each other on this track.
+  std::atomic<uint64_t> agreed_{0};
 };
 
 } // namespace hvd
