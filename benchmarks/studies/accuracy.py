@@ -12,19 +12,16 @@ report promises does not hold for the cells that are there. The picture needs ma
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from dataclasses import astuple
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import facts
 from benchmarks.ranks import Ranks
 from benchmarks.studies import accuracy_report
 from benchmarks.studies.accuracy_rows import verdicts
-from benchmarks.studies.results import read
+from benchmarks.studies.results import append, parser_of, read
 from benchmarks.studies.training import NAIVE, RECIPES, Cell, train
 
 CODECS = ("none", "fp16", "bf16", "fp8", "fp8_e5m2", "int8", "int4", NAIVE)
@@ -55,8 +52,7 @@ def run(cells: list[Cell], folder: str, file: Path) -> None:
                 ranks.close()
                 ranks = Ranks(cell.ranks, groups=0)
             answers = ranks.run(train, timeout_s=CELL_TIMEOUT_S, cell=cell, folder=folder)
-            with file.open("a") as lines:
-                lines.write(json.dumps(answers[0] | {"machine": facts()}) + "\n")
+            append(file, answers[:1])
             print(
                 *astuple(cell),
                 f"{answers[0]['accuracy']:.2f} %",
@@ -69,19 +65,14 @@ def run(cells: list[Cell], folder: str, file: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of("accuracy", __doc__)
     parser.add_argument("folder", help="of MNIST's IDX files, gzipped or not")
     parser.add_argument("--model", choices=RECIPES, default="cnn")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--codecs", nargs="+", default=[*CODECS, *ONE_SEED])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument(
-        "--results", type=Path, default=Path("out/accuracy.jsonl"), help="of all cells, kept"
-    )
-    parser.add_argument("--report", type=Path, metavar="DIR", help="write accuracy.md and .png")
     args = parser.parse_args()
 
-    args.results.parent.mkdir(parents=True, exist_ok=True)
     done = {cell_of(result) for result in read(args.results)}
     cells = wanted(args.model, args.ranks, args.codecs, args.seeds)
     run([cell for cell in cells if cell not in done], args.folder, args.results)

@@ -11,16 +11,14 @@ file, and a cell that has one is not run again. The picture needs matplotlib.
 
 from __future__ import annotations
 
-import argparse
-import json
 from itertools import product
 from pathlib import Path
 
-from benchmarks.machine import Load, facts
+from benchmarks.machine import Load
 from benchmarks.ranks import Ranks
 from benchmarks.studies import compression_report
 from benchmarks.studies.compression_report import CODECS, LOOPBACK
-from benchmarks.studies.results import read
+from benchmarks.studies.results import append, parser_of, read
 from benchmarks.studies.training import Cell, train
 
 MODEL = "cnn"
@@ -36,15 +34,13 @@ def run(link: str, cell: Cell, folder: str, file: Path) -> None:
         foreign = load.foreign()
     finally:
         ranks.close()
-    result = first | {"link": link, "foreign": foreign, "machine": facts()}
-    with file.open("a") as lines:
-        lines.write(json.dumps(result) + "\n")
+    append(file, [first], link=link, foreign=foreign)
     accuracy, seconds = f"{first['accuracy']:.2f} %", f"{first['seconds']:.1f} s"
     print(link, cell.codec, cell.seed, accuracy, seconds, sep="  ", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of("compression", __doc__)
     parser.add_argument("folder", help="of MNIST's IDX files, gzipped or not")
     parser.add_argument(
         "--links", nargs="+", metavar="RATE", default=["100mbit", "1gbit", LOOPBACK]
@@ -52,13 +48,8 @@ def main() -> None:
     parser.add_argument("--codecs", nargs="+", choices=CODECS, default=[*CODECS])
     parser.add_argument("--ranks", type=int, default=2, help="each on a host of its own")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
-    parser.add_argument(
-        "--results", type=Path, default=Path("out/compression.jsonl"), help="of all cells, kept"
-    )
-    parser.add_argument("--report", type=Path, metavar="DIR", help="write compression.md and .png")
     args = parser.parse_args()
 
-    args.results.parent.mkdir(parents=True, exist_ok=True)
     names = ("link", "ranks", "codec", "seed")
     done = {tuple(result[name] for name in names) for result in read(args.results)}
     # A seed after the other, and all codecs in each: a machine that slows down slows all of them.

@@ -11,12 +11,10 @@ the last parameter's first, and a wait for all of them; nothing is computed mean
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import combinations, product
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -33,7 +31,7 @@ from benchmarks.rows import Row, compare, slowest_by_name
 from benchmarks.studies import fusion_report
 from benchmarks.studies.fusion_report import CONTENDERS
 from benchmarks.studies.responses import Bucket, Tally
-from benchmarks.studies.results import append, read
+from benchmarks.studies.results import append, parser_of, read
 from benchmarks.test_all_reduce import bus_factor, in_flight
 from benchmarks.test_fusion import in_bytes
 
@@ -157,15 +155,11 @@ def measure(ranks: Ranks, model: str, rounds: int) -> tuple[list[Row], dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of("fusion", __doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["resnet50", "vgg16"])
     parser.add_argument("--links", nargs="+", metavar="RATE", default=["1gbit", "5gbit"])
     parser.add_argument("--ranks", type=int, default=4, help="each on a host of its own")
     parser.add_argument("--rounds", type=int, help="how often; else as the model's size allows")
-    parser.add_argument(
-        "--results", type=Path, default=Path("out/fusion.jsonl"), help="of all cells, kept"
-    )
-    parser.add_argument("--report", type=Path, metavar="DIR", help="write fusion.md and .png")
     args = parser.parse_args()
 
     done = {(row["model"], row["link"], row["world_size"]) for row in read(args.results)}

@@ -12,7 +12,6 @@ is not measured again.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from itertools import product
 from pathlib import Path
@@ -21,7 +20,7 @@ from benchmarks.mpirun import mpirun
 from benchmarks.report import markdown
 from benchmarks.studies import peers_report
 from benchmarks.studies.peers_report import ALGORITHMS
-from benchmarks.studies.results import read
+from benchmarks.studies.results import append, parser_of, read
 from benchmarks.studies.steps_cells import ONE_HOST
 
 TUNED = {"OMPI_MCA_coll": "^han", "OMPI_MCA_coll_tuned_use_dynamic_rules": "1"}
@@ -29,7 +28,7 @@ ALGORITHM = "OMPI_MCA_coll_tuned_allreduce_algorithm"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of("peers", __doc__)
     parser.add_argument("--links", nargs="+", metavar="RATE", default=[ONE_HOST, "5gbit", "1gbit"])
     parser.add_argument(
         "--algorithms",
@@ -41,13 +40,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2, help="each on a host of its own")
     parser.add_argument("--mpirun", help="that of the MPI to measure; hvdrun finds one")
     parser.add_argument("--seconds", type=float, default=10.0, help="for a case, about")
-    parser.add_argument(
-        "--results", type=Path, default=Path("out/peers.jsonl"), help="of all runs, kept"
-    )
-    parser.add_argument("--report", type=Path, metavar="DIR", help="write peers.md and .png")
     args = parser.parse_args()
 
-    args.results.parent.mkdir(parents=True, exist_ok=True)
     done = {(row["place"], row["algorithm"]) for row in read(args.results)}
     for place, algorithm in product(args.links, ["", *args.algorithms]):
         if (place, algorithm) in done:
@@ -58,10 +52,9 @@ def main() -> None:
             file = Path(folder, "rows.jsonl")
             script = ["benchmarks.studies.peers_rank", place, algorithm, str(args.seconds)]
             mpirun([*script, str(file)], args.ranks, args.mpirun, link, variables=chosen)
-            lines = file.read_text()
-            print(f"{algorithm or 'all'}\n{markdown(read(file))}", flush=True)
-        with args.results.open("a") as results:
-            results.write(lines)
+            rows = read(file)
+        append(args.results, rows)
+        print(f"{algorithm or 'all'}\n{markdown(rows)}", flush=True)
     if args.report:
         peers_report.write(read(args.results), args.report)
 

@@ -8,7 +8,6 @@ Writes the rows of a run to FILE, as JSON lines. PLACE is "one host" or the rate
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ import torch.distributed as dist
 from benchmarks import test_ddp
 from benchmarks.contenders import HOROVOD, Contender
 from benchmarks.interleave import Trial, interleave
-from benchmarks.machine import Load, facts
+from benchmarks.machine import Load
 from benchmarks.models import Shape
 from benchmarks.mpirun import check_one_library, library_of, mpi4py
 from benchmarks.payload import calls_per_block, pattern, relative_error, two_copies
@@ -32,6 +31,7 @@ from benchmarks.ranks import GROUP_TIMEOUT_S, Rank
 from benchmarks.rows import slowest_by_name
 from benchmarks.studies.ddp_steps import rows
 from benchmarks.studies.peers_report import GRADIENTS, MPI, STEP, STOCK
+from benchmarks.studies.results import append
 from benchmarks.studies.steps_cells import ONE_HOST
 from benchmarks.test_all_reduce import in_flight, sync
 from benchmarks.test_fusion import ALL, in_bytes
@@ -137,8 +137,8 @@ def cases(
         yield STEP, test_ddp.NBYTES, *test_ddp.trials(rank, sides)
 
 
-def measure(place: str, algorithm: str, budget_s: float) -> Iterator[dict[str, Any]]:
-    """On every rank; the rows are rank 0's."""
+def measure(place: str, algorithm: str, budget_s: float, file: Path) -> None:
+    """On every rank; rank 0 appends the rows to `file`."""
     mpi = mpi4py()
     rank = join()
     pids: list[Any] = [None] * rank.size
@@ -160,16 +160,12 @@ def measure(place: str, algorithm: str, budget_s: float) -> Iterator[dict[str, A
                 foreign=load.foreign(),
                 link=None if place == ONE_HOST else place,
             )
-            more = {"place": place, "algorithm": algorithm, "library": library_of(mpi)}
-            yield from (row.as_json() | more | {"machine": facts()} for row in measured)
+            append(file, measured, place=place, algorithm=algorithm, library=library_of(mpi))
 
 
 def main() -> None:
     place, algorithm, seconds, file = sys.argv[1:]
-    with Path(file).open("a") as lines:
-        for row in measure(place, algorithm, float(seconds)):
-            lines.write(json.dumps(row) + "\n")
-            lines.flush()
+    measure(place, algorithm, float(seconds), Path(file))
     dist.destroy_process_group()
 
 

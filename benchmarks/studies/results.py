@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,25 @@ def read(file: Path) -> Results:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def append(file: Path, rows: Iterable[Row], **more: object) -> None:
+def append(file: Path, rows: Iterable[Row | Mapping[str, Any]], **more: object) -> None:
     """Write rows to a file of results, each with what is known of it besides."""
     file.parent.mkdir(parents=True, exist_ok=True)
     machine = facts()
     with file.open("a") as lines:
         for row in rows:
-            lines.write(json.dumps(row.as_json() | more | {"machine": machine}) + "\n")
+            known = row.as_json() if isinstance(row, Row) else dict(row)
+            lines.write(json.dumps(known | more | {"machine": machine}) + "\n")
+
+
+def parser_of(name: str, doc: str) -> ArgumentParser:
+    """The command line of a study, as far as all have it; `doc`: of its module."""
+    parser = ArgumentParser(description=doc.splitlines()[0])
+    results = Path("out", f"{name}.jsonl")
+    parser.add_argument("--results", type=Path, default=results, help="of all cells, kept")
+    parser.add_argument(
+        "--report", type=Path, metavar="DIR", help=f"write {name}.md and .png; needs matplotlib"
+    )
+    return parser
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> str:

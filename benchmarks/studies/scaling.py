@@ -11,10 +11,8 @@ lines of the results file, and a cell that has some is not measured again.
 
 from __future__ import annotations
 
-import argparse
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -26,7 +24,7 @@ from benchmarks.report import markdown
 from benchmarks.rows import Row, slowest_by_name
 from benchmarks.studies import scaling_report
 from benchmarks.studies.ddp_steps import Batch, Workload, contest, rows
-from benchmarks.studies.results import append, read
+from benchmarks.studies.results import append, parser_of, read
 from benchmarks.studies.scaling_report import CONTENDERS, SERIAL, STOCK
 
 CELL_TIMEOUT_S = 300
@@ -111,7 +109,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of("scaling", __doc__)
     parser.add_argument("--models", nargs="+", choices=COURSES, default=[*COURSES])
     parser.add_argument("--ranks", type=int, nargs="+", help="else as the model has them")
     parser.add_argument(
@@ -119,10 +117,6 @@ def main() -> None:
     )
     parser.add_argument("--mnist", metavar="DIR", help="a folder of MNIST's IDX files")
     parser.add_argument("--seconds", type=float, default=20.0, help="for a cell, about")
-    parser.add_argument(
-        "--results", type=Path, default=Path("out/scaling.jsonl"), help="of all cells, kept"
-    )
-    parser.add_argument("--report", type=Path, metavar="DIR", help="write scaling.md and .png")
     args = parser.parse_args()
 
     done = {(row["model"], row["world_size"]) for row in read(args.results)}

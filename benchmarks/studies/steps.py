@@ -10,7 +10,6 @@ lines of the results file, and a cell that has some is not measured again.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -27,7 +26,7 @@ from benchmarks.report import markdown
 from benchmarks.rows import Row, slowest_by_name
 from benchmarks.studies import steps_report
 from benchmarks.studies.ddp_steps import Workload, contest, rows
-from benchmarks.studies.results import append, read
+from benchmarks.studies.results import append, parser_of, read
 from benchmarks.studies.steps_cells import BETWEEN_HOSTS, ON_ONE_HOST, ONE_HOST, STOCK
 from rig.hosts import complaint
 
@@ -134,16 +133,12 @@ def run(cells: Sequence[Cell], size: int, budget_s: float, file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of("steps", __doc__)
     parser.add_argument("--models", nargs="+", choices=WORKLOADS, default=[*WORKLOADS])
     parser.add_argument("--links", nargs="+", metavar="RATE", default=LINKS)
     parser.add_argument("--batches", type=int, nargs="+", help="inputs of a rank; else two sizes")
     parser.add_argument("--ranks", type=int, default=2, help="each on a host of its own")
     parser.add_argument("--seconds", type=float, default=6.0, help="for a cell, about")
-    parser.add_argument(
-        "--results", type=Path, default=Path("out/steps.jsonl"), help="of all cells, kept"
-    )
-    parser.add_argument("--report", type=Path, metavar="DIR", help="write steps.md and .png")
     args = parser.parse_args()
 
     done = {
