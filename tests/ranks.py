@@ -35,6 +35,8 @@ import torch.distributed as dist
 import standin
 
 # Forked from a server that has torch loaded and no threads, a rank starts in milliseconds.
+# It reads this variable once, for all of them, and some tests read what torch logs.
+os.environ.pop("TORCH_CPP_LOG_LEVEL", None)
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(
     ["torch", "torch.distributed", "torch.testing", "torch._dynamo", "pytest"]
