@@ -187,6 +187,10 @@ def test_images_per_second_and_the_share_of_communication() -> None:
     line = scaling_report._line(step, "hvd, auto", "time", one=64_000.0)
     assert line[4:8] == ["128000", "2.00", "80.0", "20.0"]
     one = row(backend="one process", baseline="one process", world_size=1, images=80, model="cnn")
+    one |= {"threads": 2, "accuracy": None}
+    assert len(scaling_report._tables([one])) == 1
+    *_, reached = scaling_report._tables([one | {"accuracy": 98.0}, step | {"accuracy": 97.5}])
+    assert reached.splitlines()[2:] == ["| one process | 98.00 |  |", "| hvd, auto |  | 97.50 |"]
     theirs, *_, ours = scaling_report._original([one, step], [step]).splitlines()[2:]
     assert theirs.endswith("| 1.00 (100%) | 1.66 (83%) | 2.04 (68%) | 2.31 (58%) |  |")
     assert ours == f"| ours: {scaling_report.TITLES['cnn']} | 1.00 (100%) | 1.60 (80%) |  |  |  |"

@@ -1,7 +1,7 @@
 """What does a step cost when it is shared? DDP over more processes on the same cores.
 
     python -m benchmarks.studies.scaling                        # eight minutes
-    python -m benchmarks.studies.scaling --mnist DIR            # images of its IDX files
+    python -m benchmarks.studies.scaling --mnist DIR            # its IDX files: accuracy, too
     python -m benchmarks.studies.scaling --models resnet50 --ranks 1 2
     python -m benchmarks.studies.scaling --report docs/studies  # scaling.md and .png: matplotlib
 
@@ -12,7 +12,7 @@ lines of the results file, and a cell that has some is not measured again.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -25,10 +25,12 @@ from benchmarks.rows import Row, slowest_by_name
 from benchmarks.studies import scaling_report
 from benchmarks.studies.ddp_steps import Batch, Workload, contest, rows
 from benchmarks.studies.results import append, parser_of, read
-from benchmarks.studies.scaling_report import CONTENDERS, SERIAL, STOCK
+from benchmarks.studies.scaling_report import CONTENDERS, EPOCHS, SERIAL, STOCK
+from benchmarks.studies.training import RECIPES, train_over
 
 CELL_TIMEOUT_S = 300
 SLOW_ROUNDS = 4
+SEED = 1
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,15 @@ def train(
     return blocks, found.wire_bytes(), found.missing
 
 
+def accuracies(rank: Rank, *, names: list[str], folder: str) -> dict[str, float]:
+    """Runs on a rank: per cent of MNIST's test images, after a training over each contender.
+
+    That of the accuracy study, but shorter: all ranks together take as many images as one would.
+    """
+    recipe = replace(RECIPES["cnn"], epochs=EPOCHS)
+    return {name: train_over(rank, name, recipe, SEED, folder)["accuracy"] for name in names}
+
+
 def measure(
     ranks: Ranks, model: str, threads: int, mnist: str | None, budget_s: float
 ) -> list[Row]:
@@ -124,20 +135,24 @@ def main() -> None:
     for model, size in cells:
         if (model, size) in done:
             continue
-        threads = max(args.threads // size, 1)
+        course, threads = COURSES[model], max(args.threads // size, 1)
+        real = is_real(course.work, args.mnist)
         ranks = Ranks(size, groups=0)
         try:
             measured = measure(ranks, model, threads, args.mnist, args.seconds)
+            names = [row.backend for row in measured] if real else []
+            reached = ranks.run(
+                accuracies, timeout_s=CELL_TIMEOUT_S, names=names, folder=args.mnist
+            )[0]
         finally:
             ranks.close()
-        course = COURSES[model]
         append(
             args.results,
-            measured,
+            [row.as_json() | {"accuracy": reached.get(row.backend)} for row in measured],
             model=model,
             images=size * course.batch,
             threads=threads,
-            data="real" if is_real(course.work, args.mnist) else "synthetic",
+            data="real" if real else "synthetic",
         )
         print(markdown(row.as_json() for row in measured), flush=True)
     if args.report:

@@ -111,31 +111,46 @@ def naive_fp8(
 
 
 def train(rank: Rank, *, cell: Cell, folder: str) -> dict[str, Any]:
-    """Runs on a rank: train, test, and return what one line of the results holds.
+    """Runs on a rank: what one line of the results holds of a cell.
+
+    Raises AssertionError where the ranks end with different parameters.
+    """
+    recipe, hook = RECIPES[cell.model], naive_fp8 if cell.codec == NAIVE else None
+    return asdict(cell) | train_over(rank, contender_of(cell), recipe, cell.seed, folder, hook)
+
+
+def train_over(
+    rank: Rank,
+    contender: str,
+    recipe: Recipe,
+    seed: int,
+    folder: str,
+    hook: Callable[..., Any] | None = None,
+) -> dict[str, Any]:
+    """Runs on a rank: train through a group of the contender, if there are others, and test.
 
     Raises AssertionError where the ranks end with different parameters.
     """
     torch.set_num_threads(1)
-    recipe = RECIPES[cell.model]
     inputs, labels, test_inputs, test_labels = recipe.data(folder)
-    torch.manual_seed(cell.seed)
+    torch.manual_seed(seed)
     network = recipe.model()
     group, model = None, network
     if rank.size > 1:
-        group = Contender.parse(contender_of(cell)).new_group(GROUP_TIMEOUT)
+        group = Contender.parse(contender).new_group(GROUP_TIMEOUT)
         model = DistributedDataParallel(network, process_group=group)
-        if cell.codec == NAIVE:
-            model.register_comm_hook(group, naive_fp8)
+        if hook:
+            model.register_comm_hook(group, hook)
 
     before, start = sent_bytes(), time.perf_counter()
-    steps, loss = fit(model, recipe, (inputs, labels), cell.seed, rank)
+    steps, loss = fit(model, recipe, (inputs, labels), seed, rank)
     seconds, sent = time.perf_counter() - start, sent_bytes() - before
 
     require_alike(rank, network)
     correct = count_correct(network, test_inputs, test_labels)
     if group:
         dist.destroy_process_group(group)
-    return asdict(cell) | {
+    return {
         "accuracy": 100 * correct / len(test_labels),
         "correct": correct,
         "tested": len(test_labels),
