@@ -40,15 +40,6 @@ int64_t elements(const std::vector<at::Tensor>& tensors) {
   return count;
 }
 
-/// Elements for each rank, or of each.
-std::vector<int64_t> splits(const std::vector<at::Tensor>& parts) {
-  std::vector<int64_t> sizes;
-  for (const auto& part : parts) {
-    sizes.push_back(part.numel());
-  }
-  return sizes;
-}
-
 } // namespace
 
 std::unique_ptr<CommsRecord> CommsRecord::start(
@@ -66,12 +57,8 @@ std::unique_ptr<CommsRecord> CommsRecord::start(
   const auto rank = is_message ? call.peer : engine.transport().rank();
   const bool has_splits =
       !is_message && call.collective->signature.verb == Verb::Alltoall;
-  std::vector<int64_t> sent;
-  std::vector<int64_t> received;
-  if (has_splits) {
-    sent = splits(call.collective->inputs);
-    received = splits(call.collective->outputs);
-  }
+  const auto splits =
+      has_splits ? Witness::Splits::of(*call.collective) : Witness::Splits();
   const auto [start, stride] = start_and_stride(options.global_ranks_in_group);
   const std::tuple<std::string, std::string> group(options.group_name, "");
   auto info = std::make_shared<torch::ParamCommsDebugInfo>(
@@ -81,8 +68,8 @@ std::unique_ptr<CommsRecord> CommsRecord::start(
       elements(call.inputs),
       elements(call.outputs),
       call.inputs.empty() ? at::kByte : call.inputs[0].scalar_type(),
-      sent,
-      received,
+      splits.sends,
+      splits.expects,
       start,
       stride,
       size,
@@ -95,8 +82,8 @@ std::unique_ptr<CommsRecord> CommsRecord::start(
       group,
       rank,
       verb,
-      sent,
-      received,
+      splits.sends,
+      splits.expects,
       start,
       stride,
       size,

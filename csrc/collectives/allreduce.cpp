@@ -54,13 +54,7 @@ class Allreduce final : public Running {
 
   RequestPtr send(int64_t index) {
     const auto own = segment(outputs_[transport_.rank()], index, elements_);
-    std::vector<Transfer> sends;
-    for (int peer = 0; peer < transport_.size(); ++peer) {
-      if (peer != transport_.rank()) {
-        sends.push_back({peer, own});
-      }
-    }
-    return transport_.exchange(sends, {}, lane_.next_stage());
+    return transport_.exchange(to_all(transport_, own), {}, lane_.next_stage());
   }
 
   Transport& transport_;

@@ -25,13 +25,7 @@ void FrameLane::post(int64_t bytes) {
   if (!last_sent_.defined() || last_sent_.numel() != bytes) {
     last_sent_ = outgoing_.narrow(0, 0, bytes);
   }
-  std::vector<Transfer> sends;
-  for (int peer = 0; peer < transport_.size(); ++peer) {
-    if (peer != transport_.rank()) {
-      sends.push_back({peer, last_sent_});
-    }
-  }
-  departure_ = transport_.exchange_frames(sends, {});
+  departure_ = transport_.exchange_frames(to_all(transport_, last_sent_), {});
   // The slot read in the last round is free from here on; nobody needs it
   // before the round after this one.
   if (round_ > 0) {
@@ -53,13 +47,8 @@ std::vector<const std::byte*> FrameLane::collect(Deadline deadline) {
 }
 
 void FrameLane::post_receives(Slot& slot) {
-  std::vector<Transfer> receives;
-  for (int peer = 0; peer < transport_.size(); ++peer) {
-    if (peer != transport_.rank()) {
-      receives.push_back({peer, slot.buffers[peer]});
-    }
-  }
-  slot.arrival = transport_.exchange_frames({}, receives);
+  slot.arrival =
+      transport_.exchange_frames({}, from_all(transport_, slot.buffers));
 }
 
 } // namespace hvd

@@ -101,15 +101,10 @@ class Piece {
       between_.reset();
     }
     sum_.reset();
-    std::vector<Transfer> sends;
-    std::vector<Transfer> receives;
-    for (int peer = 0; peer < levels_.host.size(); ++peer) {
-      if (peer != levels_.host.rank()) {
-        sends.push_back({peer, slice_.outputs[0]});
-        receives.push_back({peer, outputs_[peer]});
-      }
-    }
-    passing_ = levels_.host.exchange(sends, receives, lane_.next_stage());
+    passing_ = levels_.host.exchange(
+        to_all(levels_.host, slice_.outputs[0]),
+        from_all(levels_.host, outputs_),
+        lane_.next_stage());
   }
 
   void finish(Deadline deadline) {

@@ -23,7 +23,10 @@ class SparseAllreduce final : public Running {
     const auto kInt64 = at::TensorOptions().dtype(at::kLong);
     counts_ = at::empty({transport.size(), 1}, kInt64);
     counts_[transport.rank()][0] = own_._nnz();
-    counts_request_ = to_all(counts_);
+    counts_request_ = transport_.exchange(
+        to_all(transport_, counts_[transport_.rank()]),
+        from_all(transport_, counts_),
+        lane_);
   }
 
   void advance(Deadline deadline) override {
@@ -69,19 +72,6 @@ class SparseAllreduce final : public Running {
   }
 
  private:
-  /// Row `rank` of `rows` goes to everyone, the others come in.
-  RequestPtr to_all(const at::Tensor& rows) {
-    std::vector<Transfer> sends;
-    std::vector<Transfer> receives;
-    for (int peer = 0; peer < transport_.size(); ++peer) {
-      if (peer != transport_.rank()) {
-        receives.push_back({peer, rows[peer]});
-        sends.push_back({peer, rows[transport_.rank()]});
-      }
-    }
-    return transport_.exchange(sends, receives, lane_);
-  }
-
   at::Tensor out_;
   const bool averages_;
   Transport& transport_;

@@ -121,17 +121,10 @@ void DeviceTrack::post_header(const Batch& batch) {
   }
   const auto own = headers_[host_.rank()];
   std::memcpy(own.mutable_data_ptr(), &header_, sizeof(header_));
-  std::vector<Transfer> sends;
-  std::vector<Transfer> receives;
-  for (int peer = 0; peer < host_.size(); ++peer) {
-    if (peer != host_.rank()) {
-      sends.push_back({peer, own});
-      receives.push_back({peer, headers_[peer]});
-    }
-  }
   // No fingerprint: ranks that differ have to learn of it.
   const Lane lane{batch.items[0].collective->seq, 0, 0};
-  exchange_ = host_.exchange(sends, receives, lane);
+  exchange_ =
+      host_.exchange(to_all(host_, own), from_all(host_, headers_), lane);
 }
 
 bool DeviceTrack::finish(Batch& batch) {

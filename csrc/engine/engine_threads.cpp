@@ -86,7 +86,7 @@ void Engine::rest(Lock& lock, Track& track) {
 void Engine::hold(Lock& lock, Track& track) {
   const auto latest = Clock::now() + kLongestHold;
   auto look = kPause;
-  auto calls = submitted_;
+  auto last = last_submitted_;
   auto ran = caller_.now();
   while (is_held(track) && !stop_) {
     ++track.napping;
@@ -96,8 +96,8 @@ void Engine::hold(Lock& lock, Track& track) {
     if (now >= latest) {
       return;
     }
-    if (submitting_ > 0 || calls != submitted_) {
-      calls = submitted_;
+    if (submitting_ > 0 || last != last_submitted_) {
+      last = last_submitted_;
       ran = caller_.now();
       look = std::min(2 * look, kLongestLook); // it has the core, as a rule
     } else if (

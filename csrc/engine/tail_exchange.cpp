@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <limits>
 
 namespace hvd {
 
@@ -11,9 +10,8 @@ namespace {
 
 /// Not that of the collective, of which some message may be as short.
 Lane lane_beside(const Collective& collective) {
-  constexpr uint64_t kOther = 0x9e3779b97f4a7c15;
   Lane lane = first_lane(collective);
-  lane.fingerprint ^= kOther;
+  lane.fingerprint = ~lane.fingerprint;
   return lane;
 }
 
@@ -27,37 +25,22 @@ TailExchange::TailExchange(
     : transport_(transport),
       lane_(lane_beside(collective)),
       tail_(tail),
-      agreed_(agreed) {
-  std::vector<Transfer> receives;
-  for (int peer = 0; peer < transport.size(); ++peer) {
-    tails_.push_back(at::empty({1}, at::kLong));
-    if (peer != transport.rank()) {
-      receives.push_back({peer, tails_.back()});
-    }
-  }
-  arrival_ = transport.exchange({}, receives, lane_);
-}
+      agreed_(agreed),
+      tails_(at::empty({transport.size(), 1}, at::kLong)),
+      arrival_(transport.exchange({}, from_all(transport, tails_), lane_)) {}
 
 void TailExchange::advance(Deadline /*deadline*/) {
-  const auto& own = tails_[transport_.rank()];
-  own.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(tail_.load());
-  std::vector<Transfer> sends;
-  for (int peer = 0; peer < transport_.size(); ++peer) {
-    if (peer != transport_.rank()) {
-      sends.push_back({peer, own});
-    }
-  }
-  departure_ = transport_.exchange(sends, {}, lane_);
+  const auto own = tails_[transport_.rank()];
+  *own.mutable_data_ptr<int64_t>() = static_cast<int64_t>(tail_.load());
+  departure_ = transport_.exchange(to_all(transport_, own), {}, lane_);
 }
 
 void TailExchange::finish(Deadline deadline) {
   arrival_->wait(deadline);
   departure_->wait(deadline);
-  int64_t least = std::numeric_limits<int64_t>::max();
-  for (const auto& tail : tails_) {
-    least = std::min(least, tail.const_data_ptr<int64_t>()[0]);
-  }
-  agreed_ = std::max(agreed_.load(), static_cast<uint64_t>(least));
+  const auto* const tails = tails_.const_data_ptr<int64_t>();
+  const auto least = std::min_element(tails, tails + tails_.numel());
+  agreed_ = std::max(agreed_.load(), static_cast<uint64_t>(*least));
 }
 
 } // namespace hvd

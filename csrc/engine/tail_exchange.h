@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <vector>
 
 namespace hvd {
 
@@ -29,7 +28,7 @@ class TailExchange final : public Running {
   const Lane lane_;
   const std::atomic<uint64_t>& tail_;
   std::atomic<uint64_t>& agreed_;
-  std::vector<at::Tensor> tails_; ///< one number, by rank
+  const at::Tensor tails_; ///< one number of each rank
   RequestPtr arrival_;
   RequestPtr departure_;
 };

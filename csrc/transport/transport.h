@@ -176,4 +176,31 @@ class Transport {
   ScratchPool scratch_;
 };
 
+/// The same to every other rank.
+inline std::vector<Transfer> to_all(
+    const Transport& transport,
+    const at::Tensor& buffer) {
+  std::vector<Transfer> sends;
+  for (int peer = 0; peer < transport.size(); ++peer) {
+    if (peer != transport.rank()) {
+      sends.push_back({peer, buffer});
+    }
+  }
+  return sends;
+}
+
+/// From every other rank. `buffers`: by rank, as a list or as rows.
+template <typename Buffers>
+std::vector<Transfer> from_all(
+    const Transport& transport,
+    const Buffers& buffers) {
+  std::vector<Transfer> receives;
+  for (int peer = 0; peer < transport.size(); ++peer) {
+    if (peer != transport.rank()) {
+      receives.push_back({peer, buffers[peer]});
+    }
+  }
+  return receives;
+}
+
 } // namespace hvd
