@@ -47,9 +47,12 @@ void bind_mpi(py::module_& module) {
   using Rank = MpiTransport::Rank;
   py::class_<Rank>(module, "MpiRank")
       .def(
-          py::init([](int number, int life) { return Rank{number, life}; }),
+          py::init([](int number, int life, bool by_tcp) {
+            return Rank{number, life, by_tcp};
+          }),
           py::arg("number"),
-          py::arg("life"));
+          py::arg("life"),
+          py::arg("by_tcp"));
 
   module.def("mpi_is_loaded", &mpi::is_loaded, py::arg("name"));
   module.def(

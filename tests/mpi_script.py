@@ -59,7 +59,8 @@ def parsed() -> argparse.Namespace:
 
 def main() -> None:
     torch.set_num_threads(1)
-    _mpi.FAST_NETWORKS = ("/sys/class/net",)  # or auto would take Gloo between hosts
+    if os.environ.get("HVD_TRANSPORT", "auto") == "auto":
+        _mpi.FAST_NETWORKS = ("/sys/class/net",)  # or it would take Gloo between hosts
     options = parsed()
     rank, size = rank_and_size()
     size = options.size or size

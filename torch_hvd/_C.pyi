@@ -184,9 +184,10 @@ class MpiRank:
         number: of the rank in the MPI world.
         life: file descriptor that polls readable once its process is gone; taken over. -1 for this
             rank and for those of other hosts.
+        by_tcp: it is on another host, and no network is known but that.
     """
 
-    def __init__(self, number: int, life: int) -> None: ...
+    def __init__(self, number: int, life: int, by_tcp: bool) -> None: ...
 
 def mpi_transport(rank: int, ranks: Sequence[MpiRank], tag: int) -> Transport:
     """Of a part of the MPI world, whose processes all make it now.

@@ -50,14 +50,13 @@ def launcher(environ: Mapping[str, str]) -> str | None:
     return None
 
 
-def has_fast_network(environ: Mapping[str, str]) -> bool:
-    """Whether MPI has started this process on a host with a network that MPI is made for.
+def has_fast_network() -> bool:
+    """Whether this host has a network that MPI is made for.
 
     InfiniBand, Omni-Path, RoCE and EFA are in the first of these folders, Slingshot is in the
-    other. Over TCP large messages take longer by MPI than by Gloo.
+    other.
     """
-    devices = any(Path(folder).is_dir() and os.listdir(folder) for folder in FAST_NETWORKS)
-    return devices and launcher(environ) is not None
+    return any(Path(folder).is_dir() and os.listdir(folder) for folder in FAST_NETWORKS)
 
 
 def _launched_size(environ: Mapping[str, str]) -> int | None:
@@ -259,13 +258,21 @@ def connect(
         "size": place.size,
         "host": _shm.host_id({}),
         "pid": os.getpid(),
+        "fast": has_fast_network(),
         "tag": next(_tags),
     }
     places = _exchange(store, "place", rank, size, mine)
     if place.world:
         _forget_names()
     _check_places(places, library)
-    ranks = [_C.MpiRank(theirs["rank"], _life(theirs, mine)) for theirs in places]
+    ranks = [
+        _C.MpiRank(
+            theirs["rank"],
+            _life(theirs, mine),
+            by_tcp=host != hosts[rank] and not (theirs["fast"] and mine["fast"]),
+        )
+        for host, theirs in zip(hosts, places, strict=True)
+    ]
     return _C.mpi_transport(rank, ranks, places[0]["tag"]), library
 
 

@@ -59,7 +59,8 @@ def choose(wanted: str, store: Store, rank: int, size: int) -> Choice:
     if size == 1:
         return Choice("", "", [0])
     keys = [f"host/{peer}" for peer in range(size)]
-    mine = [_shm.host_id(os.environ), os.uname().nodename, _mpi.has_fast_network(os.environ)]
+    wants_mpi = _mpi.launcher(os.environ) is not None and _mpi.has_fast_network()
+    mine = [_shm.host_id(os.environ), os.uname().nodename, wants_mpi]
     store.set(keys[rank], json.dumps(mine))
     known = [json.loads(text) for text in store.multi_get(keys)]
     names = list(dict.fromkeys(host for host, _, _ in known))
@@ -72,7 +73,7 @@ def choose(wanted: str, store: Store, rank: int, size: int) -> Choice:
             "different hosts or in different containers; allowed there is auto, gloo or mpi"
         )
     if wanted == "auto":
-        wanted = "shm+mpi" if all(is_fast for _, _, is_fast in known) else "shm+gloo"
+        wanted = "shm+mpi" if all(wants for _, _, wants in known) else "shm+gloo"
     near = "shm" if wanted.startswith("shm") else ""
     far = wanted.removeprefix("shm").removeprefix("+")
     if near and len(names) == 1:

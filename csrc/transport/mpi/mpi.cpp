@@ -15,6 +15,12 @@ using mpi::World;
 
 namespace {
 
+// Over TCP a longer message waits until it is asked for (Open MPI: 64 KB, with
+// its header), and the asking stands behind all that goes the other way: the
+// two directions took turns, each with half of the line. Where sending is cheap
+// so many messages would cost more than they gain.
+constexpr int64_t kUnasked = 60 * 1024;
+
 // How long a thread that waits keeps its core to itself. With more ranks than
 // cores it would keep from running whom it waits for.
 constexpr std::chrono::microseconds kSpin{5};
@@ -40,6 +46,15 @@ std::vector<int> column(
   std::vector<int> result;
   for (const auto& rank : ranks) {
     result.push_back(rank.*field);
+  }
+  return result;
+}
+
+std::vector<int64_t> part_bytes_among(
+    const std::vector<MpiTransport::Rank>& ranks) {
+  std::vector<int64_t> result;
+  for (const auto& rank : ranks) {
+    result.push_back(rank.by_tcp ? kUnasked : Messages::kMostBytes);
   }
   return result;
 }
@@ -82,6 +97,7 @@ class MpiTransport::MpiRequest final : public Request {
 MpiTransport::MpiTransport(int rank, const std::vector<Rank>& ranks, int tag)
     : Transport(rank, static_cast<int>(ranks.size())),
       peers_(std::vector<pid_t>(ranks.size(), -1), column(ranks, &Rank::life)),
+      part_bytes_(part_bytes_among(ranks)),
       own_(
           World::instance().communicator().create(
               column(ranks, &Rank::number),
@@ -123,12 +139,12 @@ int MpiTransport::tag_of(const Lane& lane, const at::Tensor& buffer) const {
       static_cast<int>(hash % static_cast<uint64_t>(lane_tags_));
 }
 
-template <typename TagOf>
+template <typename FormOf>
 RequestPtr MpiTransport::start(
     const std::vector<Transfer>& sends,
     const std::vector<Transfer>& receives,
     Clock::duration unseen,
-    TagOf tag_of) {
+    FormOf form_of) {
   check_open();
   if (!sends.empty()) {
     check_meanwhile(unseen);
@@ -139,12 +155,14 @@ RequestPtr MpiTransport::start(
   for (const auto& [peer, buffer] : sends) {
     if (buffer.numel() > 0) {
       sent_bytes_ += buffer.nbytes();
-      pending->send(buffer, peer, tag_of(buffer));
+      const Form form = form_of(peer, buffer);
+      pending->send(buffer, peer, form.tag, form.part_bytes);
     }
   }
   for (const auto& [peer, buffer] : receives) {
     if (buffer.numel() > 0) {
-      pending->receive(buffer, peer, tag_of(buffer));
+      const Form form = form_of(peer, buffer);
+      pending->receive(buffer, peer, form.tag, form.part_bytes);
     }
   }
   return request;
@@ -154,16 +172,20 @@ RequestPtr MpiTransport::exchange(
     const std::vector<Transfer>& sends,
     const std::vector<Transfer>& receives,
     const Lane& lane) {
-  return start(sends, receives, kSeldom, [&](const at::Tensor& buffer) {
-    return tag_of(lane, buffer);
-  });
+  const auto form_of = [&](int peer, const at::Tensor& buffer) {
+    return Form{tag_of(lane, buffer), part_bytes_[peer]};
+  };
+  return start(sends, receives, kSeldom, form_of);
 }
 
 RequestPtr MpiTransport::exchange_frames(
     const std::vector<Transfer>& sends,
     const std::vector<Transfer>& receives) {
-  const auto tag_of = [](const at::Tensor&) { return kFrameTag; };
-  return start(sends, receives, {}, tag_of);
+  // In one part: the receiver does not know how long it is.
+  const auto form_of = [](int /*peer*/, const at::Tensor& /*buffer*/) {
+    return Form{kFrameTag, Messages::kMostBytes};
+  };
+  return start(sends, receives, {}, form_of);
 }
 
 template <typename Post>
@@ -179,13 +201,15 @@ RequestPtr MpiTransport::start_users(Post post) {
 }
 
 RequestPtr MpiTransport::send(const at::Tensor& buffer, int peer, int tag) {
-  return start_users(
-      [&](Pending& pending) { pending.send(buffer, peer, tag); });
+  return start_users([&](Pending& pending) {
+    pending.send(buffer, peer, tag, Messages::kMostBytes);
+  });
 }
 
 RequestPtr MpiTransport::recv(const at::Tensor& buffer, int peer, int tag) {
-  return start_users(
-      [&](Pending& pending) { pending.receive(buffer, peer, tag); });
+  return start_users([&](Pending& pending) {
+    pending.receive(buffer, peer, tag, Messages::kMostBytes);
+  });
 }
 
 RequestPtr MpiTransport::recv_any(const at::Tensor& buffer, int tag) {
@@ -314,7 +338,7 @@ void MpiTransport::abort() noexcept {
     const auto notice = at::zeros({1}, at::kByte);
     for (int peer = 0; peer < size(); ++peer) {
       if (peer != rank()) {
-        notices->send(notice, peer, kAbortTag);
+        notices->send(notice, peer, kAbortTag, Messages::kMostBytes);
       }
     }
     cancel(notices);

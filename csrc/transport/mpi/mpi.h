@@ -27,6 +27,7 @@ class MpiTransport final : public Transport {
   struct Rank {
     int number; ///< in the world
     int life; ///< see shm::Peers; -1 for one on another host
+    bool by_tcp; ///< on another host, and no network is known but that
   };
 
   /// `ranks`: by their numbers in the group; all of them make it now. `tag`:
@@ -71,13 +72,19 @@ class MpiTransport final : public Transport {
   // way at once, the rest of a tag those that differ between ranks.
   static constexpr int kPlaces = 128;
 
+  /// How a message goes: its tag, and what parts of it may have at most.
+  struct Form {
+    int tag;
+    int64_t part_bytes;
+  };
+
   int tag_of(const Lane& lane, const at::Tensor& buffer) const;
-  template <typename TagOf>
+  template <typename FormOf>
   RequestPtr start(
       const std::vector<Transfer>& sends,
       const std::vector<Transfer>& receives,
       Clock::duration unseen,
-      TagOf tag_of);
+      FormOf form_of);
   template <typename Post>
   RequestPtr start_users(Post post);
 
@@ -97,6 +104,7 @@ class MpiTransport final : public Transport {
   void cancel(const std::shared_ptr<Pending>& pending);
 
   const shm::Peers peers_;
+  const std::vector<int64_t> part_bytes_; ///< of exchanges, by peer
   const std::unique_ptr<mpi::Communicator> own_; ///< for exchanges
   const std::unique_ptr<mpi::Communicator> users_;
   const int max_tag_;

@@ -13,14 +13,18 @@ constexpr int kOften = 100;
 
 } // namespace
 
-void MpiTransport::Pending::send(const at::Tensor& buffer, int peer, int tag) {
+void MpiTransport::Pending::send(
+    const at::Tensor& buffer,
+    int peer,
+    int tag,
+    int64_t part_bytes) {
   buffers_.push_back(buffer);
   const auto* const from =
       static_cast<const std::byte*>(buffer.const_data_ptr());
   const auto bytes = static_cast<int64_t>(buffer.nbytes());
   int64_t offset = 0;
   do {
-    const auto part = std::min(bytes - offset, Messages::kMostBytes);
+    const auto part = std::min(bytes - offset, part_bytes);
     messages_->send(from + offset, part, peer, tag);
     offset += part;
   } while (offset < bytes);
@@ -29,16 +33,17 @@ void MpiTransport::Pending::send(const at::Tensor& buffer, int peer, int tag) {
 void MpiTransport::Pending::receive(
     const at::Tensor& buffer,
     int peer,
-    int tag) {
+    int tag,
+    int64_t part_bytes) {
   buffers_.push_back(buffer);
   const auto bytes = static_cast<int64_t>(buffer.nbytes());
-  if (peer == Messages::kAnyPeer && bytes > Messages::kMostBytes) {
+  if (peer == Messages::kAnyPeer && bytes > part_bytes) {
     // Parts come in order, but only the first tells from whom.
-    rest_ = Rest{buffer, tag};
+    rest_ = Rest{buffer, tag, part_bytes};
     auto* const to = static_cast<std::byte*>(buffer.mutable_data_ptr());
-    messages_->receive(to, Messages::kMostBytes, peer, tag);
+    messages_->receive(to, part_bytes, peer, tag);
   } else {
-    receive_from(buffer, 0, peer, tag);
+    receive_from(buffer, 0, peer, tag, part_bytes);
   }
 }
 
@@ -46,11 +51,12 @@ void MpiTransport::Pending::receive_from(
     const at::Tensor& buffer,
     int64_t offset,
     int peer,
-    int tag) {
+    int tag,
+    int64_t part_bytes) {
   auto* const to = static_cast<std::byte*>(buffer.mutable_data_ptr());
   const auto bytes = static_cast<int64_t>(buffer.nbytes());
   do {
-    const auto part = std::min(bytes - offset, Messages::kMostBytes);
+    const auto part = std::min(bytes - offset, part_bytes);
     messages_->receive(to + offset, part, peer, tag);
     offset += part;
   } while (offset < bytes);
@@ -63,7 +69,11 @@ bool MpiTransport::Pending::test() {
   if (messages_->test() && rest_) {
     const auto rest = *std::exchange(rest_, std::nullopt);
     receive_from(
-        rest.buffer, Messages::kMostBytes, messages_->source(), rest.tag);
+        rest.buffer,
+        rest.part_bytes,
+        messages_->source(),
+        rest.tag,
+        rest.part_bytes);
   }
   if (messages_->awaited_peer() != Messages::kNone) {
     return false;

@@ -16,9 +16,10 @@ class MpiTransport::Pending {
   explicit Pending(mpi::MessagesPtr messages)
       : messages_(std::move(messages)) {}
 
-  void send(const at::Tensor& buffer, int peer, int tag);
+  /// In parts of that size, the same on both sides.
+  void send(const at::Tensor& buffer, int peer, int tag, int64_t part_bytes);
   /// `peer`: or Messages::kAnyPeer.
-  void receive(const at::Tensor& buffer, int peer, int tag);
+  void receive(const at::Tensor& buffer, int peer, int tag, int64_t part_bytes);
 
   /// Whether all is done; asks MPI.
   bool test();
@@ -55,13 +56,15 @@ class MpiTransport::Pending {
   struct Rest {
     at::Tensor buffer;
     int tag;
+    int64_t part_bytes;
   };
 
   void receive_from(
       const at::Tensor& buffer,
       int64_t offset,
       int peer,
-      int tag);
+      int tag,
+      int64_t part_bytes);
 
   const mpi::MessagesPtr messages_;
   std::vector<at::Tensor> buffers_;
