@@ -9,3 +9,8 @@ def link_bytes_per_s(rate: str) -> float:
         if rate.endswith(unit):
             return float(rate.removesuffix(unit)) * bits / 8
     raise ValueError(f"{rate!r} is no rate in {', '.join(BITS)}")
+
+
+def link_limit(rate: str, nbytes: float) -> list[list[float]]:
+    """What so many bytes take at least on such a link, as blocks of a trial, in seconds."""
+    return 2 * [[nbytes / link_bytes_per_s(rate)]]

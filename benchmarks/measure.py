@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.contenders import HOROVOD, Contender
 from benchmarks.interleave import Blocks
-from benchmarks.links import link_bytes_per_s
+from benchmarks.links import link_limit
 from benchmarks.machine import Load
 from benchmarks.ranks import Ranks
 from benchmarks.rows import Row, compare, slowest_by_name
@@ -79,7 +79,7 @@ class Bench:
         }
         limit = blocks["limit"]
         if self.ranks.link and self.ranks.per_host == 1 and not hooks:
-            limit = [2 * [bus_factor * size / link_bytes_per_s(self.ranks.link)]]
+            limit = link_limit(self.ranks.link, bus_factor * size)
         self.keep(
             compare(
                 blocks["backend"],

@@ -17,7 +17,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from datetime import timedelta
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,20 @@ import torch.distributed as dist
 
 from benchmarks.contenders import Contender
 from benchmarks.interleave import Trial, interleave
+from benchmarks.links import link_limit
 from benchmarks.machine import Load, facts
-from benchmarks.mpirun import check_one_library, is_rank, library_of, mpi4py, mpirun
+from benchmarks.mpirun import (
+    TIMEOUT,
+    check_one_library,
+    is_rank,
+    join,
+    library_of,
+    mpi4py,
+    mpirun,
+    of_all,
+)
 from benchmarks.payload import calls_per_block, pattern, two_copies
-from benchmarks.ranks import GROUP_TIMEOUT_S, GROUPS, Rank
+from benchmarks.ranks import GROUPS, Rank
 from benchmarks.report import describe, markdown
 from benchmarks.rows import Row, compare, slowest_by_name
 
@@ -51,18 +61,13 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def join(backend: str) -> Rank:
-    timeout = timedelta(seconds=GROUP_TIMEOUT_S)
-    dist.init_process_group("gloo", timeout=timeout)
-    control = dist.group.WORLD
-    assert control is not None
-    contenders = {"backend": Contender.parse(backend), "baseline": Contender.parse("gloo")}
-    groups = {
-        name: tuple(contender.new_group(timeout) for _ in range(GROUPS))
-        for name, contender in contenders.items()
-    }
-    rank, size = dist.get_rank(), dist.get_world_size()
-    return Rank(rank, size, control, groups["backend"], groups["baseline"], contenders)
+def with_groups(rank: Rank, backend: str) -> Rank:
+    def groups(contender: Contender) -> tuple[dist.ProcessGroup, ...]:
+        return tuple(contender.new_group(TIMEOUT) for _ in range(GROUPS))
+
+    ours, stock = Contender.parse(backend), Contender.parse("gloo")
+    contenders = {"backend": ours, "baseline": stock}
+    return replace(rank, backend=groups(ours), baseline=groups(stock), contenders=contenders)
 
 
 def trials(rank: Rank, mpi: Any, count: int) -> tuple[Trial, dict[str, list[Trial]]]:
@@ -106,27 +111,29 @@ def target(baseline: str, nbytes: int, rank: Rank, link: str | None) -> float | 
 def measure(options: argparse.Namespace) -> Iterator[Row]:
     """On every rank; the rows are rank 0's."""
     mpi = mpi4py()
-    rank = join(options.backend)
+    rank = with_groups(join(), options.backend)
     check_one_library()
     names = {"baseline": "gloo", "plain": f"{ALLREDUCE} of {library_of(mpi)}"}
-    pids: list[Any] = [None] * rank.size
-    dist.all_gather_object(pids, os.getpid(), group=rank.control)
+    pids = of_all(rank, os.getpid())
+    bus_factor = 2 * (rank.size - 1) / rank.size
     budget_s = QUICK_BUDGET_S if options.quick else BUDGET_S
     for nbytes in QUICK_SIZES if options.quick else SIZES:
         load = Load(pids)
         blocks = interleave(rank, *trials(rank, mpi, nbytes // 4), budget_s)
-        everyones: list[Any] = [None] * rank.size
-        dist.all_gather_object(everyones, blocks, group=rank.control)
+        everyones = of_all(rank, blocks)
         if rank.rank == 0:
-            of_all = slowest_by_name(everyones)
+            slowest = slowest_by_name(everyones)
+            limit = slowest["limit"]
+            if options.link and options.per_host == 1:
+                limit = link_limit(options.link, bus_factor * nbytes)
             for baseline, name in names.items():
                 yield compare(
-                    of_all["backend"],
-                    of_all[baseline],
-                    of_all["limit"],
+                    slowest["backend"],
+                    slowest[baseline],
+                    limit,
                     op="all_reduce",
                     size=nbytes,
-                    bus_factor=2 * (rank.size - 1) / rank.size,
+                    bus_factor=bus_factor,
                     world_size=rank.size,
                     backend=options.backend,
                     baseline=name,

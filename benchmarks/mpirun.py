@@ -12,14 +12,19 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks.ranks import ENVIRONMENT
+import torch.distributed as dist
+
+from benchmarks.ranks import ENVIRONMENT, GROUP_TIMEOUT_S, Rank
 from rig.agent import agent
 from rig.hosts import INTERFACE, Hosts
 from torch_hvd import _mpi, launchers
+
+TIMEOUT = timedelta(seconds=GROUP_TIMEOUT_S)
 
 # Ranks of a rig came to differ on whether the han of Open MPI applies, and waited for ever.
 ON_HOSTS = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMPI_MCA_coll": "^han"}
@@ -55,6 +60,21 @@ def mpirun(
 def is_rank() -> bool:
     """Whether mpirun has started this process."""
     return launchers.find(os.environ, launchers.launcher_process) is not None
+
+
+def join() -> Rank:
+    """On a rank: joins the others in a gloo group, and has no contender yet."""
+    dist.init_process_group("gloo", timeout=TIMEOUT)
+    control = dist.group.WORLD
+    assert control is not None
+    return Rank(dist.get_rank(), dist.get_world_size(), control, (), (), {})
+
+
+def of_all(rank: Rank, mine: Any) -> list[Any]:
+    """What each rank has; to be called on all of them."""
+    everyones: list[Any] = [None] * rank.size
+    dist.all_gather_object(everyones, mine, group=rank.control)
+    return everyones
 
 
 def mpi4py() -> Any:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,10 @@ from benchmarks.contenders import HOROVOD, Contender
 from benchmarks.interleave import Trial, interleave
 from benchmarks.machine import Load
 from benchmarks.models import Shape
-from benchmarks.mpirun import check_one_library, library_of, mpi4py
+from benchmarks.mpirun import TIMEOUT, check_one_library, join, library_of, mpi4py, of_all
 from benchmarks.payload import calls_per_block, pattern, relative_error, two_copies
 from benchmarks.peers import why_not_horovod
-from benchmarks.ranks import GROUP_TIMEOUT_S, Rank
+from benchmarks.ranks import Rank
 from benchmarks.rows import slowest_by_name
 from benchmarks.studies.ddp_steps import rows
 from benchmarks.studies.peers_report import GRADIENTS, MPI, STEP, STOCK
@@ -41,16 +40,8 @@ BACKENDS = ("hvd", "hvd:transport=mpi", STOCK)
 CODECS = ("hvd:compression=fp16", "hvd:compression=int8")  # between hosts
 HOOKS = ("gloo+fp16_compress_hook", "gloo+powerSGD_hook")
 GROUPS = 2  # of each contender; they take turns
-TIMEOUT = timedelta(seconds=GROUP_TIMEOUT_S)
 
 Issue = Callable[[list[torch.Tensor]], None]
-
-
-def join() -> Rank:
-    dist.init_process_group("gloo", timeout=TIMEOUT)
-    control = dist.group.WORLD
-    assert control is not None
-    return Rank(dist.get_rank(), dist.get_world_size(), control, (), (), {})
 
 
 def contenders(place: str) -> list[str]:
@@ -141,14 +132,12 @@ def measure(place: str, algorithm: str, budget_s: float, file: Path) -> None:
     """On every rank; rank 0 appends the rows to `file`."""
     mpi = mpi4py()
     rank = join()
-    pids: list[Any] = [None] * rank.size
-    dist.all_gather_object(pids, os.getpid(), group=rank.control)
+    pids = of_all(rank, os.getpid())
     for op, size, limit, trials in cases(rank, place, algorithm, mpi):
         check_one_library()
         load = Load(pids)
         blocks = interleave(rank, limit, trials, budget_s)
-        everyones: list[Any] = [None] * rank.size
-        dist.all_gather_object(everyones, blocks, group=rank.control)
+        everyones = of_all(rank, blocks)
         if rank.rank == 0:
             measured = rows(
                 slowest_by_name(everyones),
