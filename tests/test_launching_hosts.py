@@ -86,7 +86,8 @@ def test_mpirun_over_two_hosts(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("each", "wanted", "transport"), [(1, "mpi", "mpi"), (2, "auto", "shm+mpi")]
+    ("each", "wanted", "transport"),
+    [(1, "mpi", "mpi"), (1, "auto", "mpi"), (2, "auto", "shm+mpi")],
 )
 def test_contract_over_two_hosts(
     hosts: Hosts,
