@@ -43,6 +43,7 @@ at::Tensor target(Collective& collective, const at::Tensor& tensor) {
   if (can_stay(tensor)) {
     return tensor.detach();
   }
+  check_writable(name(collective.signature.verb), tensor);
   auto stand_in = stand_in_for(tensor);
   collective.copy_back.emplace_back(tensor.detach(), stand_in);
   return stand_in;
@@ -52,6 +53,7 @@ at::Tensor target(Collective& collective, const at::Tensor& tensor) {
 at::Tensor in_place(Collective& collective, const at::Tensor& tensor) {
   auto stand_in = source(collective, tensor);
   if (!can_stay(tensor)) {
+    check_writable(name(collective.signature.verb), tensor);
     collective.copy_back.emplace_back(tensor.detach(), stand_in);
   }
   return stand_in;
@@ -68,12 +70,13 @@ at::Tensor premultiplied(
   const auto* supplement =
       dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   TORCH_CHECK(supplement != nullptr, "hvd: ReduceOp.PREMUL_SUM has no factor");
+  const auto& factor = supplement->tensor_factor; // of one element
   auto product = stand_in_for(tensor);
   collective.copy_in.push_back(
       {product,
        tensor,
-       supplement->tensor_factor.defined()
-           ? supplement->tensor_factor
+       factor.defined()
+           ? factor.reshape({})
            : at::native::wrapped_scalar_tensor(supplement->double_factor)});
   return product;
 }
@@ -83,13 +86,28 @@ ReduceOp without_factor(const c10d::ReduceOp& op) {
                                           : ReduceOp(op);
 }
 
-/// FNV-1a over the counts, Fowler, Noll, Vo.
-uint64_t hash_counts(const std::vector<at::Tensor>& tensors) {
+/// FNV-1a, Fowler, Noll, Vo.
+uint64_t hash_of(const std::vector<int64_t>& counts) {
   uint64_t hash = 0xcbf29ce484222325;
-  for (const auto& tensor : tensors) {
-    hash = (hash ^ static_cast<uint64_t>(tensor.numel())) * 0x100000001b3;
+  for (const int64_t count : counts) {
+    hash = (hash ^ static_cast<uint64_t>(count)) * 0x100000001b3;
   }
   return hash;
+}
+
+uint64_t hash_counts(const std::vector<at::Tensor>& tensors) {
+  std::vector<int64_t> counts;
+  for (const auto& tensor : tensors) {
+    counts.push_back(tensor.numel());
+  }
+  return hash_of(counts);
+}
+
+/// Of a sparse tensor.
+uint64_t hash_shape(const at::Tensor& tensor) {
+  auto shape = tensor.sizes().vec();
+  shape.push_back(tensor.sparse_dim());
+  return hash_of(shape);
 }
 
 /// Equal pieces of a contiguous tensor along its flat elements.
@@ -183,6 +201,7 @@ Collective Arguments::allreduce(
         "hvd: all_reduce of sparse tensors with ReduceOp.",
         name(ReduceOp(op)),
         "; it takes SUM and AVG");
+    signature.counts_hash = hash_shape(tensor);
     collective.inputs = {tensor};
     collective.outputs = {tensor};
     return collective;
@@ -391,9 +410,27 @@ Collective Arguments::barrier() const {
   return collective;
 }
 
-at::Tensor Arguments::message(const char* verb, const at::Tensor& tensor) {
-  check_dense(verb, tensor);
-  return tensor.cpu().contiguous();
+at::Tensor Arguments::to_send(const at::Tensor& tensor) {
+  check_dense("send", tensor);
+  return tensor.detach().cpu().contiguous();
+}
+
+at::Tensor Arguments::to_receive(const at::Tensor& tensor) {
+  check_dense("recv", tensor);
+  if (can_stay(tensor)) {
+    return tensor.detach();
+  }
+  check_writable("recv", tensor);
+  return at::empty(tensor.sizes(), tensor.options().device(at::kCPU));
+}
+
+std::vector<at::Tensor> flattened(
+    const std::vector<std::vector<at::Tensor>>& lists) {
+  std::vector<at::Tensor> result;
+  for (const auto& list : lists) {
+    result.insert(result.end(), list.begin(), list.end());
+  }
+  return result;
 }
 
 } // namespace hvd

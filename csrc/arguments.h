@@ -79,8 +79,12 @@ class Arguments {
 
   Collective barrier() const;
 
-  /// Of a message to or from `peer`: the tensor as sent or received into.
-  static at::Tensor message(const char* verb, const at::Tensor& tensor);
+  /// What a message is sent from: the tensor, or a contiguous copy of it.
+  static at::Tensor to_send(const at::Tensor& tensor);
+
+  /// What a message is received into: the tensor, or a contiguous stand-in that
+  /// has yet to be copied to it.
+  static at::Tensor to_receive(const at::Tensor& tensor);
 
  private:
   Collective make(Verb verb, const at::Tensor& like) const;
@@ -90,5 +94,9 @@ class Arguments {
   const int size_;
   const std::chrono::milliseconds timeout_;
 };
+
+/// The tensors of all lists, in order.
+std::vector<at::Tensor> flattened(
+    const std::vector<std::vector<at::Tensor>>& lists);
 
 } // namespace hvd

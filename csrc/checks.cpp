@@ -2,6 +2,7 @@
 
 #include "collectives/reduce.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
@@ -44,6 +45,18 @@ void check_dtype(
       " and ",
       c10::getDtypeNames(tensor.scalar_type()).first,
       "; all must be the same");
+}
+
+void check_writable(const char* verb, const at::Tensor& tensor) {
+  TORCH_CHECK(
+      at::has_internal_overlap(tensor) != at::MemOverlap::Yes,
+      "hvd: ",
+      verb,
+      " into a tensor of shape ",
+      tensor.sizes(),
+      " and strides ",
+      tensor.strides(),
+      ", whose elements share memory; clone() gives each its own");
 }
 
 void check_numel(

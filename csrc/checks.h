@@ -21,6 +21,9 @@ void check_dtype(
     const at::Tensor& tensor,
     const at::Tensor& expected);
 
+/// No two of its elements share memory, as those of an expanded one do.
+void check_writable(const char* verb, const at::Tensor& tensor);
+
 void check_numel(
     Verb verb,
     const char* what,

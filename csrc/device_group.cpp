@@ -1,22 +1,55 @@
 #include "device_group.h"
 
+#include "arguments.h"
 #include "codec/device_kernels.h"
 #include "device_work.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include <shared_mutex>
+
 namespace hvd {
 
 namespace {
 
-std::vector<at::Tensor> flattened(
+// The tensors among the arguments of a backend's verb.
+void append(std::vector<at::Tensor>& all, const at::Tensor& tensor) {
+  all.push_back(tensor);
+}
+
+void append(
+    std::vector<at::Tensor>& all,
+    const std::vector<at::Tensor>& tensors) {
+  all.insert(all.end(), tensors.begin(), tensors.end());
+}
+
+void append(
+    std::vector<at::Tensor>& all,
     const std::vector<std::vector<at::Tensor>>& lists) {
-  std::vector<at::Tensor> result;
-  for (const auto& list : lists) {
-    result.insert(result.end(), list.begin(), list.end());
+  append(all, flattened(lists));
+}
+
+void append(
+    std::vector<at::Tensor>& /*all*/,
+    const std::vector<int64_t>& /*splits*/) {}
+
+// What every backend adds up: no rank alone must fail to launch its part of
+// what is fused.
+bool is_own_dtype(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kByte:
+    case at::kChar:
+    case at::kInt:
+    case at::kLong:
+      return true;
+    default:
+      return false;
   }
-  return result;
 }
 
 bool is_own_op(const c10d::ReduceOp& op) {
@@ -105,7 +138,8 @@ DeviceGroup::WorkPtr DeviceGroup::submit(
 
 DeviceGroup::WorkPtr DeviceGroup::put_off(
     Call call,
-    DeviceCall::Launch launch) {
+    DeviceCall::Launch launch,
+    Tensors moved) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (coalesced_) {
@@ -116,9 +150,27 @@ DeviceGroup::WorkPtr DeviceGroup::put_off(
   Collective collective;
   collective.signature = call.signature;
   collective.timeout = call.timeout;
-  collective.device_call =
-      std::make_shared<DeviceCall>(call.device, std::move(launch));
+  collective.device_call = std::make_shared<DeviceCall>(
+      call.device, std::move(launch), std::move(moved));
   return submit(std::move(call), {std::move(collective)});
+}
+
+template <typename BackendVerb, typename VerbOptions, typename... Arguments>
+DeviceGroup::WorkPtr DeviceGroup::pass_on(
+    Call call,
+    BackendVerb verb,
+    VerbOptions opts,
+    Arguments... arguments) {
+  opts.timeout = call.timeout;
+  opts.asyncOp = true; // its work is what ours waits for
+  Tensors moved;
+  (append(moved, arguments), ...);
+  return put_off(
+      std::move(call),
+      [=](c10d::Backend& backend) mutable -> WorkPtr {
+        return (backend.*verb)(arguments..., opts);
+      },
+      std::move(moved));
 }
 
 std::optional<Collective> DeviceGroup::own_allreduce(
@@ -126,7 +178,8 @@ std::optional<Collective> DeviceGroup::own_allreduce(
     const c10d::ReduceOp& op,
     std::chrono::milliseconds timeout) const {
   if (size_ == 1 || tensor.layout() != at::kStrided ||
-      !tensor.is_contiguous() || tensor.numel() == 0 || !is_own_op(op)) {
+      !tensor.is_contiguous() || tensor.numel() == 0 ||
+      !is_own_dtype(tensor.scalar_type()) || !is_own_op(op)) {
     return std::nullopt;
   }
   Collective collective;
@@ -429,7 +482,7 @@ DeviceGroup::WorkPtr DeviceGroup::message(
       return c10::make_intrusive<c10d::Work>();
     }
   }
-  std::lock_guard<std::mutex> calling(device_.calling());
+  std::shared_lock<std::shared_mutex> calling(device_.calling());
   return launch(device_.backend());
 }
 
@@ -481,7 +534,7 @@ DeviceGroup::WorkPtr DeviceGroup::endCoalescing() {
     before->await_launch(kNoTimeout);
   }
   auto& backend = device_.backend();
-  std::lock_guard<std::mutex> calling(device_.calling());
+  std::lock_guard<std::shared_mutex> calling(device_.calling());
   backend.startCoalescing();
   for (const auto& call : calls) {
     call(backend);

@@ -117,21 +117,14 @@ class DeviceGroup final : public c10d::Backend {
       const char* title,
       Tensors results,
       std::chrono::milliseconds timeout) const;
-  WorkPtr put_off(Call call, DeviceCall::Launch launch);
+  WorkPtr put_off(Call call, DeviceCall::Launch launch, Tensors moved);
   /// `arguments`: of the backend's verb, before its options.
   template <typename BackendVerb, typename VerbOptions, typename... Arguments>
   WorkPtr pass_on(
       Call call,
       BackendVerb verb,
       VerbOptions opts,
-      Arguments... arguments) {
-    opts.timeout = call.timeout;
-    opts.asyncOp = true; // its work is what ours waits for
-    return put_off(
-        std::move(call), [=](c10d::Backend& backend) mutable -> WorkPtr {
-          return (backend.*verb)(arguments..., opts);
-        });
-  }
+      Arguments... arguments);
   WorkPtr message(const char* verb, DeviceCall::Launch launch);
   std::optional<Collective> own_allreduce(
       const at::Tensor& tensor,

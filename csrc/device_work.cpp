@@ -89,15 +89,24 @@ void DeviceWork::complete(Future& future) const {
     future.setError(exception_);
     return;
   }
+  try {
+    complete_launched(future);
+  } catch (const std::exception&) {
+    future.setError(std::current_exception());
+  }
+}
+
+void DeviceWork::complete_launched(Future& future) const {
   // On a stream that waits for nothing else, or the future would.
   const c10::impl::VirtualGuardImpl guard(device().type());
   const auto stream = has_streams(device())
-      ? guard.getStreamFromGlobalPool(device())
+      ? guard.getStreamFromGlobalPool(device(), /*isHighPriority=*/true)
       : guard.getStream(device());
   const c10::StreamGuard on_stream(stream);
   for (const auto& collective : operation_->collectives) {
-    collective.device_call->work->wait();
+    collective.device_call->hold_current();
   }
+  engine_->rethrow_failure();
   future.markCompleted(c10::IValue(results_));
 }
 
@@ -118,9 +127,8 @@ c10::intrusive_ptr<DeviceWork::Future> DeviceWork::getFuture() {
     // To wait for such work is to block, and a caller from Python holds the
     // GIL, which the work may need.
     engine_->run_apart(
-        [self = c10::intrusive_ptr<DeviceWork>::reclaim_copy(this), future] {
-          self->complete(*future);
-        });
+        [self = c10::intrusive_ptr<DeviceWork>::reclaim_copy(this),
+         future](const auto& /*over*/) { self->complete(*future); });
   }
   return future;
 }
@@ -153,7 +161,7 @@ bool DeviceWork::isCompleted() {
 }
 
 bool DeviceWork::isSuccess() const {
-  return is_launched() && !exception_;
+  return is_launched() && !exception_ && !engine_->failed();
 }
 
 bool DeviceWork::wait(std::chrono::milliseconds timeout) {
@@ -171,8 +179,9 @@ bool DeviceWork::wait(std::chrono::milliseconds timeout) {
     std::this_thread::sleep_for(kLook);
   }
   for (const auto& collective : operation_->collectives) {
-    collective.device_call->work->wait();
+    collective.device_call->hold_current();
   }
+  engine_->rethrow_failure();
   return true;
 }
 

@@ -35,7 +35,8 @@ class DeviceWork final : public c10d::Work {
   bool isCompleted() override;
   bool isSuccess() const override;
   /// With a timeout the host waits for the device, and DistBackendError is
-  /// thrown when it passes first.
+  /// thrown when it passes first; also if the group has failed since, for what
+  /// the backend was doing then has ended as if it were done.
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override;
   std::vector<at::Tensor> result() override;
@@ -50,6 +51,7 @@ class DeviceWork final : public c10d::Work {
  private:
   std::function<void()> conclude(std::exception_ptr error);
   void complete(Future& future) const;
+  void complete_launched(Future& future) const;
   c10::Device device() const;
   bool is_launched() const;
 

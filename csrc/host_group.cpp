@@ -24,15 +24,6 @@ at::Tensor single(const char* verb, const std::vector<at::Tensor>& tensors) {
   return tensors[0];
 }
 
-std::vector<at::Tensor> flattened(
-    const std::vector<std::vector<at::Tensor>>& lists) {
-  std::vector<at::Tensor> result;
-  for (const auto& list : lists) {
-    result.insert(result.end(), list.begin(), list.end());
-  }
-  return result;
-}
-
 } // namespace
 
 HostGroup::HostGroup(
@@ -377,7 +368,7 @@ void HostGroup::check_peer(const char* verb, int peer) {
 HostGroup::WorkPtr HostGroup::send(Tensors& tensors, int peer, int tag) {
   check_message("send", tensors, tag);
   check_peer("send", peer);
-  const auto buffer = Arguments::message("send", tensors[0]);
+  const auto buffer = Arguments::to_send(tensors[0]);
   const auto record = this->record("hvd:send", peer, tensors);
   // Nothing is copied back after a send: the buffer is the tensor to the work.
   return noted(
@@ -397,7 +388,7 @@ HostGroup::WorkPtr HostGroup::send(Tensors& tensors, int peer, int tag) {
 HostGroup::WorkPtr HostGroup::recv(Tensors& tensors, int peer, int tag) {
   check_message("recv", tensors, tag);
   check_peer("recv", peer);
-  const auto buffer = Arguments::message("recv", tensors[0]);
+  const auto buffer = Arguments::to_receive(tensors[0]);
   const auto record = this->record("hvd:recv", peer, tensors);
   return noted(
       c10::make_intrusive<MessageWork>(
@@ -415,7 +406,7 @@ HostGroup::WorkPtr HostGroup::recv(Tensors& tensors, int peer, int tag) {
 
 HostGroup::WorkPtr HostGroup::recvAnysource(Tensors& tensors, int tag) {
   check_message("recv", tensors, tag);
-  const auto buffer = Arguments::message("recv", tensors[0]);
+  const auto buffer = Arguments::to_receive(tensors[0]);
   const auto record = this->record("hvd:recv", -1, tensors);
   return noted(
       c10::make_intrusive<MessageWork>(

@@ -196,7 +196,9 @@ bool ProcessGroupHVD::supportsCoalescing() const {
 
 void ProcessGroupHVD::startCoalescing() {
   on_host_->startCoalescing();
-  on_device_->startCoalescing();
+  if (on_device_) {
+    on_device_->startCoalescing();
+  }
 }
 
 ProcessGroupHVD::WorkPtr ProcessGroupHVD::endCoalescing() {
@@ -204,7 +206,7 @@ ProcessGroupHVD::WorkPtr ProcessGroupHVD::endCoalescing() {
   for (c10d::Backend* part :
        {static_cast<c10d::Backend*>(on_host_.get()),
         static_cast<c10d::Backend*>(on_device_.get())}) {
-    if (auto work = part->endCoalescing()) {
+    if (auto work = part != nullptr ? part->endCoalescing() : nullptr) {
       works.push_back(std::move(work));
     }
   }

@@ -2,6 +2,7 @@
 
 #include "common/error.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 
@@ -220,7 +221,7 @@ MessageWork::~MessageWork() {
   auto keep = [engine = engine_.get(),
                request = std::shared_ptr<Request>(std::move(request_)),
                peer = peer_,
-               deadline = Clock::now() + timeout_] {
+               deadline = Clock::now() + timeout_](const auto& /*over*/) {
     try {
       request->wait(deadline);
     } catch (const std::exception& e) {
@@ -234,7 +235,9 @@ MessageWork::~MessageWork() {
   }
 }
 
-void MessageWork::wait_until(Deadline deadline) {
+void MessageWork::wait_until(
+    Deadline deadline,
+    const std::function<void()>& arrived) {
   std::unique_lock<std::timed_mutex> lock(request_mutex_, deadline);
   if (!lock || Work::isCompleted()) {
     return;
@@ -242,12 +245,15 @@ void MessageWork::wait_until(Deadline deadline) {
   std::exception_ptr error;
   try {
     request_->wait(deadline);
-    if (!buffer_.is_same(tensor_)) {
+    if (!buffer_.is_alias_of(tensor_)) {
+      // A message is data: autograd must not see it written.
+      at::AutoDispatchBelowADInplaceOrView untracked;
       tensor_.copy_(buffer_);
     }
   } catch (const std::exception& e) {
     error = fail_group(*engine_, type_, peer_, e);
   }
+  arrived();
   const auto continuation = conclude(error);
   lock.unlock();
   if (continuation) {
@@ -256,7 +262,8 @@ void MessageWork::wait_until(Deadline deadline) {
 }
 
 bool MessageWork::wait(std::chrono::milliseconds timeout) {
-  wait_until(Clock::now() + (timeout <= kNoTimeout ? timeout_ : timeout));
+  wait_until(
+      Clock::now() + (timeout <= kNoTimeout ? timeout_ : timeout), [] {});
   if (!Work::isCompleted()) {
     C10_THROW_ERROR(
         DistBackendError,
@@ -270,8 +277,8 @@ bool MessageWork::wait(std::chrono::milliseconds timeout) {
 void MessageWork::wait_apart() {
   std::call_once(waited_apart_, [this] {
     auto self = c10::intrusive_ptr<MessageWork>::reclaim_copy(this);
-    engine_->run_apart([self = std::move(self)] {
-      self->wait_until(Clock::now() + self->timeout_);
+    engine_->run_apart([self = std::move(self)](const auto& over) {
+      self->wait_until(Clock::now() + self->timeout_, over);
     });
   });
 }

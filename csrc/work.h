@@ -116,7 +116,8 @@ class MessageWork final : public WorkHVD {
   int sourceRank() const override;
 
  private:
-  void wait_until(Deadline deadline);
+  /// `arrived`: called before the work is done.
+  void wait_until(Deadline deadline, const std::function<void()>& arrived);
   void wait_apart();
 
   const std::shared_ptr<Engine> engine_;

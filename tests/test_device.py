@@ -224,6 +224,40 @@ def test_what_the_backend_refuses_is_the_calls_own_error() -> None:
 
 
 @pytest.mark.ranks(2, transports=["auto"])
+@pytest.mark.parametrize("count", [3, 300_000])
+def test_what_an_abort_has_cut_off_is_no_result(count: int) -> None:
+    """The backend ends its works as if they were done; nobody may go on with what they left."""
+    with standin.group() as group:
+        work = dist.all_reduce(torch.ones(count), group=group, async_op=True)
+        work.wait()
+        assert work.is_success()
+        dist.barrier()
+        backend = group._get_backend(torch.device("cpu"))
+        backend.abort()
+        assert not work.is_success()
+        with pytest.raises(dist.DistBackendError, match="abort"):
+            work.wait()
+        with pytest.raises(RuntimeError, match="abort"):
+            work.get_future().wait()
+
+
+@pytest.mark.ranks(2, transports=["auto"])
+def test_dtypes_of_which_the_backend_decides() -> None:
+    """What it refuses is refused on every rank alike, so it does not travel with others."""
+    with standin.group() as group:
+        for dtype in (torch.bool, torch.complex64, torch.uint16):
+            tensor, whole = torch.ones(3, dtype=dtype), torch.ones(3)
+            works = [dist.all_reduce(whole, group=group, async_op=True)]
+            try:
+                dist.all_reduce(tensor, group=group)
+                assert filled(tensor.to(torch.float32), 1 if dtype == torch.bool else 2)
+            except (RuntimeError, ValueError) as error:
+                print(dtype, error)
+            works[0].wait()
+            assert filled(whole, 2)
+
+
+@pytest.mark.ranks(2, transports=["auto"])
 def test_future_of_what_waits_for_others() -> None:
     """A future made before its collective is launched completes with the caller's tensors."""
     rank = dist.get_rank()

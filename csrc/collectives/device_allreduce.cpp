@@ -5,6 +5,7 @@
 
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
@@ -21,11 +22,16 @@ struct Packed {
     const int64_t unit = std::max(kAlignment / element, int64_t{1});
     std::vector<int64_t> begins;
     int64_t end = 0;
+    int64_t used = 0;
     for (const auto& tensor : tensors) {
       begins.push_back(end);
+      used += tensor.numel();
       end += (tensor.numel() + unit - 1) / unit * unit;
     }
-    buffer = at::empty({end}, tensors[0].options());
+    // Gaps are added up as well, and no check of the backend's must find there
+    // what looks like a NaN.
+    const auto options = tensors[0].options();
+    buffer = used < end ? at::zeros({end}, options) : at::empty({end}, options);
     for (size_t i = 0; i < tensors.size(); ++i) {
       parts.push_back(buffer.narrow(0, begins[i], tensors[i].numel()));
     }

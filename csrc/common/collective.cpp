@@ -69,6 +69,16 @@ std::string Signature::describe() const {
 }
 
 int64_t tensor_bytes(const Collective& collective) {
+  const auto verb = collective.signature.verb;
+  if (verb == Verb::Alltoall || verb == Verb::SparseAllreduce) {
+    int64_t bytes = 0;
+    for (const auto& input : collective.inputs) {
+      bytes += input.is_sparse()
+          ? input._indices().nbytes() + input._values().nbytes()
+          : input.nbytes();
+    }
+    return bytes;
+  }
   const auto element =
       static_cast<int64_t>(c10::elementSize(collective.signature.dtype));
   return collective.signature.count * element;

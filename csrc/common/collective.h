@@ -121,7 +121,8 @@ inline bool is_compressed(const Collective& collective) {
   return collective.signature.codec.compression != Compression::None;
 }
 
-/// Bytes of the largest contribution of any rank.
+/// Bytes of the largest contribution of any rank; of an all_to_all, and of
+/// sparse tensors, of this rank's.
 int64_t tensor_bytes(const Collective& collective);
 
 const char* name(Verb verb);

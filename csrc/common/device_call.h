@@ -5,6 +5,8 @@
 #include "common/stream_mark.h"
 
 #include <functional>
+#include <utility>
+#include <vector>
 
 namespace hvd {
 
@@ -14,18 +16,57 @@ struct DeviceCall {
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using Launch = std::function<WorkPtr(c10d::Backend&)>;
 
-  explicit DeviceCall(c10::Device on, Launch launched_by = {})
-      : device(on), ready(on), launch(std::move(launched_by)) {}
+  explicit DeviceCall(
+      c10::Device on,
+      Launch launched_by = {},
+      const std::vector<at::Tensor>& moved = {})
+      : device(on),
+        ready(on),
+        launch(std::move(launched_by)),
+        passed_on(launch != nullptr) {
+    for (const auto& tensor : moved) {
+      if (tensor.has_storage()) {
+        storages_.push_back(tensor.storage().getWeakStorageImpl());
+      }
+    }
+  }
+
+  /// Has the backend launch it.
+  void pass_on(c10d::Backend& backend) {
+    work = std::exchange(launch, nullptr)(backend);
+  }
+
+  /// What this thread puts on its current stream from now on comes after what
+  /// was launched.
+  void hold_current() const {
+    // The backend keeps tensors until the first wait for its work, which need
+    // not be on the stream that their owner frees them by.
+    std::vector<c10::intrusive_ptr<c10::StorageImpl>> storages;
+    for (const auto& storage : storages_) {
+      storages.push_back(storage.lock());
+    }
+    work->wait();
+    for (const auto& storage : storages) {
+      if (storage) {
+        keep_until_done(*storage, current_stream(device));
+      }
+    }
+  }
 
   const c10::Device device;
   const StreamMark ready; ///< when the caller has computed the tensors
 
-  /// Calls the backend. Empty for an all_reduce that may travel with others or
-  /// is compressed, whose tensors the Collective has.
-  const Launch launch;
+  /// Calls the backend, once. Empty for an all_reduce that may travel with
+  /// others or is compressed, whose tensors the Collective has.
+  Launch launch;
+  const bool passed_on; ///< to the backend, as it was called
 
-  /// What its caller waits for, once it has been launched.
+  /// Of what has been launched.
   WorkPtr work;
+
+ private:
+  /// All that the launch has the device read or write.
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;
 };
 
 } // namespace hvd

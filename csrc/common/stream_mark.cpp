@@ -20,6 +20,13 @@ void* native_handle(c10::Stream stream) {
   return guard.getStreamNativeHandle(stream);
 }
 
+void keep_until_done(const c10::StorageImpl& memory, c10::Stream stream) {
+  if (has_streams(stream.device())) {
+    c10::impl::VirtualGuardImpl(stream.device_type())
+        .recordDataPtrOnStream(memory.data_ptr(), stream);
+  }
+}
+
 StreamMark::StreamMark(c10::Device device) : device_(device) {
   if (has_streams(device)) {
     event_.emplace(device.type());

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <c10/core/Event.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/core/Stream.h>
 
 #include <optional>
@@ -16,6 +17,10 @@ c10::Stream current_stream(c10::Device device);
 
 /// As the device's own library knows it; null on the host.
 void* native_handle(c10::Stream stream);
+
+/// Has memory that its owner may give up before kept until the stream has done
+/// what is on it.
+void keep_until_done(const c10::StorageImpl& memory, c10::Stream stream);
 
 /// A moment in the life of a stream.
 ///

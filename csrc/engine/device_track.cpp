@@ -4,10 +4,11 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
 
 #include <cstring>
 #include <iterator>
+#include <shared_mutex>
 
 namespace hvd {
 
@@ -48,15 +49,6 @@ c10::Device device_of(const Item& item) {
   return item.collective->device_call->device;
 }
 
-/// What the stream has yet to do with memory that its owner may give up before.
-void keep_until_done(const Collective& collective, c10::Stream stream) {
-  if (has_streams(stream.device())) {
-    const auto& storage = collective.outputs[0].storage();
-    c10::impl::VirtualGuardImpl(stream.device_type())
-        .recordDataPtrOnStream(storage.data_ptr(), stream);
-  }
-}
-
 } // namespace
 
 DeviceTrack::DeviceTrack(
@@ -70,7 +62,7 @@ DeviceTrack::DeviceTrack(
       check_(check && host.size() > 1) {}
 
 bool DeviceTrack::is_fusible(const Collective& collective) const {
-  return !collective.device_call->launch && host_.size() > 1 &&
+  return !collective.device_call->passed_on && host_.size() > 1 &&
       limits_.fusion_threshold > 0 && is_small(collective, limits_);
 }
 
@@ -156,7 +148,15 @@ bool DeviceTrack::finish(Batch& batch) {
 void DeviceTrack::launch(Batch& batch) {
   try {
     launch_on_stream(batch);
+  } catch (const c10::DistError&) {
+    throw;
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
   } catch (const std::exception&) {
+    if (!batch.items[0].collective->device_call->passed_on) {
+      throw;
+    }
+    // What the backend's checks refuse they refuse on every rank.
     batch.error = std::current_exception();
   }
 }
@@ -165,19 +165,20 @@ void DeviceTrack::launch_on_stream(const Batch& batch) {
   const auto device = device_of(batch.items[0]);
   const auto stream = device_->stream(device);
   const c10::StreamGuard guard(stream);
-  const std::lock_guard<std::mutex> calling(device_->calling());
+  const std::shared_lock<std::shared_mutex> calling(device_->calling());
   for (const auto& item : batch.items) {
     item.collective->device_call->ready.hold_current();
   }
-  auto& first = *batch.items[0].collective->device_call;
-  if (first.launch) {
-    last_ = first.work = first.launch(device_->backend());
+  const auto& first = batch.items[0].collective->device_call;
+  if (first->passed_on) {
+    first->pass_on(device_->backend());
+    last_ = first;
     return;
   }
   if (last_) {
     try {
       // What it has yet to write may be what is read next.
-      std::exchange(last_, nullptr)->wait();
+      std::exchange(last_, nullptr)->hold_current();
     } catch (const std::exception&) {
       // Whoever waits for that one hears of it.
     }
@@ -186,7 +187,8 @@ void DeviceTrack::launch_on_stream(const Batch& batch) {
     std::vector<const Collective*> members;
     for (const size_t member : bucket) {
       members.push_back(batch.items[member].collective);
-      keep_until_done(*members.back(), stream);
+      keep_until_done(
+          *members.back()->outputs[0].storage().unsafeGetStorageImpl(), stream);
     }
     launch_allreduces(members, *device_);
   }

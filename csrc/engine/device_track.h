@@ -49,7 +49,7 @@ class DeviceTrack final : public Track {
   Plan plan_; ///< of that batch
   at::Tensor headers_; ///< of all ranks
   RequestPtr exchange_;
-  DeviceCall::WorkPtr last_; ///< launched by the backend itself
+  std::shared_ptr<DeviceCall> last_; ///< launched by the backend itself
 };
 
 } // namespace hvd

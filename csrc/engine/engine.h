@@ -60,8 +60,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void run_in_background(const Operation& operation);
 
   /// Runs `body`, which waits for the transport by itself, on a thread of its
-  /// own.
-  void run_apart(std::function<void()> body);
+  /// own. It may call its argument when it waits no more.
+  void run_apart(std::function<void(const std::function<void()>& over)> body);
 
   /// Waits for everything submitted, then closes and joins all threads.
   /// Idempotent, never throws.
@@ -76,6 +76,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   /// Whether the group has failed or was aborted.
   bool failed();
+
+  /// Throws what the group has failed of, if it has.
+  void rethrow_failure();
 
   /// Whether this process was forked off the one that made the engine. Its
   /// threads do not exist here, so it must never be destroyed.
@@ -201,6 +204,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::string failure_; ///< its text
   std::vector<std::thread> threads_;
   std::vector<std::thread> threads_apart_;
+  size_t waiting_apart_ = 0; ///< of these, for the transport
   std::vector<std::thread> threads_over_; ///< apart before, now to be joined
 };
 

@@ -49,6 +49,7 @@ void Engine::fail(const std::string& message) {
   if (!error_) {
     error_ = backend_error(message);
     failure_ = message;
+    progress_.notify_all();
   }
 }
 
@@ -97,6 +98,14 @@ void Engine::abort(const std::string& reason) noexcept {
 bool Engine::failed() {
   Lock lock(mutex_);
   return error_ != nullptr;
+}
+
+void Engine::rethrow_failure() {
+  Lock lock(mutex_);
+  progress_.wait(lock, [this] { return error_ || !failing_; });
+  if (error_) {
+    std::rethrow_exception(error_);
+  }
 }
 
 void Engine::check_usable(const char* call) {

@@ -108,15 +108,23 @@ void Engine::hold(Lock& lock, Track& track) {
   }
 }
 
-void Engine::run_apart(std::function<void()> body) {
+void Engine::run_apart(
+    std::function<void(const std::function<void()>& over)> body) {
   Lock lock(mutex_);
   if (stop_) {
     return;
   }
   join_all(std::exchange(threads_over_, {}));
+  ++waiting_apart_;
   threads_apart_.push_back(
       make_thread([body = std::move(body)](Engine& engine) mutable {
-        std::exchange(body, nullptr)();
+        bool waits = true;
+        const auto over = [&] {
+          Lock counting(engine.mutex_);
+          engine.waiting_apart_ -= std::exchange(waits, false) ? 1 : 0;
+        };
+        std::exchange(body, nullptr)(over);
+        over();
         Lock relock(engine.mutex_);
         auto& apart = engine.threads_apart_;
         const auto self =
@@ -156,7 +164,7 @@ void Engine::shutdown() noexcept {
       }
     }
     stop_ = true;
-    const bool some_wait_apart = !threads_apart_.empty();
+    const bool some_wait_apart = waiting_apart_ > 0;
     for (auto* some : {&threads_, &threads_apart_, &threads_over_}) {
       std::move(some->begin(), some->end(), std::back_inserter(threads));
       some->clear();

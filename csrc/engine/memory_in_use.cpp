@@ -11,8 +11,13 @@ std::vector<MemoryInUse::Span> MemoryInUse::spans(
     const Collective& collective) {
   std::vector<Span> spans;
   const auto add = [&](const at::Tensor& tensor) {
-    if (tensor.is_sparse() || tensor.numel() == 0) {
-      return; // sparse tensors are replaced, not written
+    if (tensor.is_sparse()) { // its memory is replaced, not written
+      const auto at = reinterpret_cast<uintptr_t>(tensor.unsafeGetTensorImpl());
+      spans.emplace_back(at, at + 1);
+      return;
+    }
+    if (tensor.numel() == 0) {
+      return;
     }
     int64_t elements = 1;
     for (int64_t dim = 0; dim < tensor.dim(); ++dim) {

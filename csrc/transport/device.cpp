@@ -67,17 +67,21 @@ DeviceTransport::WorkPtr DeviceTransport::all_gather(
 }
 
 void DeviceTransport::abort() noexcept {
-  std::call_once(over_, [this] {
-    try {
-      backend_->abort();
-    } catch (const std::exception& e) {
-      LOG(WARNING) << "hvd: " << name_ << " could not be aborted: " << e.what();
-    }
-  });
+  if (aborted_.exchange(true)) {
+    return;
+  }
+  try {
+    backend_->abort();
+  } catch (const std::exception& e) {
+    LOG(WARNING) << "hvd: " << name_ << " could not be aborted: " << e.what();
+  }
 }
 
 void DeviceTransport::shutdown() noexcept {
-  std::call_once(over_, [this] {
+  std::call_once(shut_down_, [this] {
+    if (aborted_) {
+      return;
+    }
     try {
       backend_->shutdown();
     } catch (const std::exception& e) {

@@ -4,9 +4,11 @@
 
 #include <c10/core/Stream.h>
 
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <mutex>
+#include <shared_mutex>
 #include <string>
 
 namespace hvd {
@@ -40,9 +42,10 @@ class DeviceTransport {
     return *backend_;
   }
 
-  /// Held while verbs are called that belong together: what the backend is told
-  /// to coalesce must not take in others.
-  std::mutex& calling() {
+  /// Held while verbs are called; by one alone where they belong together, for
+  /// what the backend is told to coalesce must not take in others. A call may
+  /// block until another rank makes it, which may wait for a call of before.
+  std::shared_mutex& calling() {
     return calling_;
   }
 
@@ -63,16 +66,18 @@ class DeviceTransport {
       at::Tensor input,
       std::chrono::milliseconds timeout);
 
-  /// Idempotent.
+  /// Idempotent. Ends a shutdown() that is under way.
   void abort() noexcept;
+  /// Idempotent; nothing after abort().
   void shutdown() noexcept;
 
  private:
   const c10::intrusive_ptr<c10d::Backend> backend_;
   const c10::DeviceType type_;
   const std::string name_;
-  std::once_flag over_; ///< aborted or shut down
-  std::mutex calling_;
+  std::atomic<bool> aborted_ = false;
+  std::once_flag shut_down_;
+  std::shared_mutex calling_;
   std::mutex mutex_; ///< guards `streams_`
   std::map<c10::DeviceIndex, c10::Stream> streams_;
 };

@@ -113,7 +113,12 @@ MpiTransport::MpiTransport(int rank, const std::vector<Rank>& ranks, int tag)
 
 MpiTransport::~MpiTransport() {
   const bool usable = World::instance().is_usable();
-  for (const auto& pending : std::exchange(dropped_, {})) {
+  std::list<std::shared_ptr<Pending>> dropped;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    dropped.swap(dropped_);
+  }
+  for (const auto& pending : dropped) {
     if (usable) {
       cancel(pending);
     }

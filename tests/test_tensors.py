@@ -1,0 +1,101 @@
+"""Tensors whose memory is not simply theirs: expanded, sparse, tracked by autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import _make_nccl_premul_sum as premul_sum
+
+from calls import check_group, expect_error
+from rows import filled
+
+pytestmark = pytest.mark.ranks(2, 3, mpi=[2])
+
+Call = Callable[[Tensor], object]
+
+
+def everyone(tensor: Tensor) -> list[Tensor]:
+    return [tensor.clone() for _ in range(dist.get_world_size())]
+
+
+INTO: dict[str, Call] = {
+    "all_reduce": dist.all_reduce,
+    "all_to_all": lambda tensor: dist.all_to_all([tensor, *everyone(tensor)[1:]], everyone(tensor)),
+    "all_gather": lambda tensor: dist.all_gather(
+        [tensor, *everyone(tensor)[1:]], torch.ones_like(tensor)
+    ),
+    "reduce_scatter": lambda tensor: dist.reduce_scatter(tensor, everyone(tensor)),
+    "recv": lambda tensor: dist.recv(tensor, (dist.get_rank() + 1) % dist.get_world_size()),
+}
+
+
+@pytest.mark.parametrize("verb", INTO)
+def test_into_an_expanded_tensor(verb: str) -> None:
+    """Refused before anything is sent, with the strides that are to blame; the group works on."""
+    expanded = torch.zeros(1).expand(4)
+    with pytest.raises(RuntimeError, match=rf"hvd: {verb} into .* shape \[4\] and strides \[0\]"):
+        INTO[verb](expanded)
+    check_group()
+
+
+def test_from_an_expanded_tensor() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    gathered = [torch.empty(3, 4) for _ in range(size)]
+    dist.all_gather(gathered, torch.full((3, 1), float(rank)).expand(3, 4))
+    assert all(filled(tensor, float(other)) for other, tensor in enumerate(gathered))
+
+
+def test_recv_into_what_autograd_tracks() -> None:
+    """A leaf that is not contiguous gets the message, and no history."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    sent = dist.isend(torch.full((3, 2), float(rank)), (rank + 1) % size)
+    leaf = torch.zeros(2, 3).t().requires_grad_()
+    dist.recv(leaf, (rank - 1) % size)
+    assert sent is not None
+    sent.wait()
+    assert leaf.is_leaf and leaf.requires_grad
+    assert filled(leaf.detach(), float((rank - 1) % size))
+    check_group()
+
+
+def test_factors_of_one_element() -> None:
+    for shape in ((), (1,), (1, 1)):
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor, op=premul_sum(torch.full(shape, 0.5)))
+        assert filled(tensor, dist.get_world_size() / 2)
+
+
+def sparse(rows: int, columns: int) -> Tensor:
+    return torch.sparse_coo_tensor(torch.tensor([[0], [1]]), torch.ones(1), (rows, columns))
+
+
+@pytest.mark.parametrize("shape", [(4, 8), (16, 4)])
+def test_sparse_tensors_of_different_shapes(shape: tuple[int, int]) -> None:
+    group = dist.new_group()
+    tensor = sparse(8, 4) if dist.get_rank() == 0 else sparse(*shape)
+    text = expect_error(lambda: dist.all_reduce(tensor, group=group))
+    assert "all_reduce_sparse" in text
+    check_group()
+
+
+def test_a_sparse_tensor_that_is_reduced_twice() -> None:
+    """The second is of what the first has made, though both were called at once."""
+    size = dist.get_world_size()
+    tensor = sparse(8, 4)
+    for work in [dist.all_reduce(tensor, async_op=True) for _ in range(3)]:
+        work.wait()
+    assert tensor.to_dense().sum() == size**3
+
+
+def test_coalescing_on_the_host() -> None:
+    """The manager for messages takes tensors on the host as well."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    received = torch.empty(3)
+    with dist._coalescing_manager(device=torch.device("cpu")):
+        dist.isend(torch.full((3,), float(rank)), (rank + 1) % size)
+        dist.irecv(received, (rank - 1) % size)
+    assert filled(received, float((rank - 1) % size))
