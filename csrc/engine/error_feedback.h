@@ -12,10 +12,10 @@ namespace hvd {
 /// tensor is sent (Seide et al. 2014, Karimireddy et al. 2019).
 ///
 /// A backend is not told which gradient a tensor is. It is taken for the one of
-/// the step before if it has the same memory and signature and follows the same
-/// tensor, as DistributedDataParallel's buckets do. Otherwise its residual is
-/// dropped: a step without feedback is better than one with that of another
-/// tensor.
+/// the step before if it has the same signature, lies at the same place of the
+/// same storage, which has lived since, and follows the same tensor, as
+/// DistributedDataParallel's buckets do. Otherwise its residual is dropped: a
+/// step without feedback is better than one with that of another tensor.
 ///
 /// Not thread-safe.
 class ErrorFeedback {
@@ -30,8 +30,10 @@ class ErrorFeedback {
 
  private:
   struct Slot {
+    /// Another tensor can get the address of one that is gone.
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     Signature signature;
-    const void* follows = nullptr; ///< the tensor sent before
+    const void* follows; ///< the tensor sent before
     std::shared_ptr<Residual> residual;
     uint64_t round = 0; ///< of its last use
   };

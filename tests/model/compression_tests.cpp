@@ -101,6 +101,15 @@ void test_error_feedback() {
     feedback.next(tensor(2));
   }
   REQUIRE(feedback.size() == 1);
+
+  // Tensors that come one after the other, each in the memory of the last.
+  std::set<std::shared_ptr<Residual>> residuals;
+  for (int count = 0; count < 4; ++count) {
+    auto temporary = tensor(0);
+    temporary.inputs = {at::from_blob(memory.data_ptr(), {100}, at::kFloat)};
+    residuals.insert(feedback.next(temporary));
+  }
+  REQUIRE(residuals.size() == 4);
 }
 
 } // namespace hvd::model
