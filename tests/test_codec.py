@@ -204,6 +204,22 @@ def hard_values(count: int, seed: int) -> torch.Tensor:
     return torch.where((where < 8) & (kind > 5), special[where.clamp(max=7)], values)
 
 
+@pytest.mark.parametrize("compression", ["int4", "int8", "fp8", "fp8_e5m2"])
+def test_a_signalling_nan_hides_nothing_else(compression: str) -> None:
+    """Wherever it is: those beside it keep the scale of their largest, on every instruction set."""
+    largest, block = 5, 128
+    for place in range(block):
+        values = torch.randn(block, generator=torch.Generator().manual_seed(place))
+        values[largest] = 100.0
+        quiet = values.clone()
+        quiet[place] = NAN
+        values.view(torch.int32)[place] = 0x7F800001
+        for simd in _C.simd_names():
+            _C.use_simd(simd)
+            found = _C.encode(values, compression, block)
+            assert torch.equal(found, _C.encode(quiet, compression, block)), (simd, place)
+
+
 @pytest.mark.parametrize("compression", ALL)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_same_bits_from_every_instruction_set(compression: str, dtype: torch.dtype) -> None:

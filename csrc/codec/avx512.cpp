@@ -180,8 +180,8 @@ struct Rows {
       int64_t block,
       int64_t blocks,
       uint32_t* out) {
-    // vrangeps takes no notice of a NaN; a sum of products does, and so does
-    // the conversion to integers, which makes the least of one.
+    // vrangeps takes no notice of a quiet NaN and forgets what came before a
+    // signalling one; a sum of products tells of both.
     __m512 sum = _mm512_setzero_ps();
     __m512 sum2 = sum;
     __m512 most[kGroupBlocks];
@@ -197,11 +197,9 @@ struct Rows {
         const __m512 second = _mm512_loadu_ps(at + 16);
         even = _mm512_range_ps(even, first, kLargerMagnitude);
         odd = _mm512_range_ps(odd, second, kLargerMagnitude);
-        if constexpr (!kIsInteger<Element>) {
-          const __m512 next = _mm512_fmadd_ps(first, second, sum);
-          sum = sum2;
-          sum2 = next;
-        }
+        const __m512 next = _mm512_fmadd_ps(first, second, sum);
+        sum = sum2;
+        sum2 = next;
       }
       most[b] = _mm512_max_ps(even, odd);
     }
