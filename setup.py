@@ -72,6 +72,8 @@ def cuda_module(nvcc: cuda_build.Nvcc) -> Extension:
     )
 
 
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+    sys.exit(f"torch_hvd needs PyTorch 2.13 or newer; here is {torch.__version__}")
 NVCC = cuda_build.decide(torch.version.cuda, os.environ)
 if isinstance(NVCC, str):
     print(f"torch_hvd._cuda is not built: {NVCC}")

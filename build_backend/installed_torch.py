@@ -23,7 +23,7 @@ os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 
 def _requires(config_settings: object = None) -> list[str]:
     # Setuptools' own answer would run setup.py, which imports torch, and add nothing.
-    return [] if PathFinder.find_spec("torch") else ["torch>=2.13"]
+    return [] if PathFinder.find_spec("torch") else ["torch>=2.13,<2.16"]
 
 
 get_requires_for_build_wheel = _requires

@@ -81,7 +81,7 @@ PYBIND11_MODULE(_C, m) {
       m, "Options", py::dynamic_attr())
       .def(
           py::init([](Milliseconds timeout,
-                      const std::string& transport,
+                      std::optional<std::string> transport,
                       std::optional<int64_t> fusion_threshold,
                       std::optional<int64_t> fusion_cutoff,
                       std::optional<bool> check,
@@ -92,7 +92,7 @@ PYBIND11_MODULE(_C, m) {
                       std::optional<double> stall_check_time,
                       std::optional<double> stall_shutdown_time) {
             auto options = c10::make_intrusive<hvd::Options>(timeout);
-            options->transport = transport;
+            options->transport = std::move(transport);
             options->fusion_threshold = fusion_threshold;
             options->fusion_cutoff = fusion_cutoff;
             options->check = check;
@@ -106,7 +106,7 @@ PYBIND11_MODULE(_C, m) {
           }),
           py::kw_only(),
           py::arg("timeout") = Milliseconds(kBackendDefaultTimeout),
-          py::arg("transport") = "auto",
+          py::arg("transport") = py::none(),
           py::arg("fusion_threshold") = py::none(),
           py::arg("fusion_cutoff") = py::none(),
           py::arg("check").noconvert() = py::none(), // or "0" would be true

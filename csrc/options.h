@@ -21,7 +21,7 @@ struct Options : c10d::Backend::Options {
   }
 
   /// "auto", or the name of the one transport to use.
-  std::string transport = "auto";
+  std::optional<std::string> transport;
 
   // Python gives a value to what is unset, from the environment. The same on
   // every rank.

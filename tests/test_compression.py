@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-import torch_hvd.hooks
+import torch_hvd
 from calls import check_group, expect_error
 from rows import reduce_op
 from training import batch, new_model

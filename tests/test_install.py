@@ -126,4 +126,4 @@ def test_the_build_asks_for_torch_only_where_there_is_none(tmp_path: Path, pytho
     venv.create(tmp_path / "bare", symlinks=True)
     bare = tmp_path / "bare" / "bin" / "python"
     assert run(python, "-c", ask, folder=tmp_path, PYTHONPATH=path) == "[]\n"
-    assert run(bare, "-c", ask, folder=tmp_path, PYTHONPATH=path) == "['torch>=2.13']\n"
+    assert run(bare, "-c", ask, folder=tmp_path, PYTHONPATH=path) == "['torch>=2.13,<2.16']\n"

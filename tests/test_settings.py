@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch_hvd
 from calls import check_group, cpu_backend
 from ranks import RankPool, bare_store
-from torch_hvd import _settings
+from torch_hvd import _rendezvous, _settings
 
 DEFAULTS = {
     "transport": "auto",
@@ -99,6 +99,14 @@ def test_bad_variable(variable: str, value: str, allowed: str) -> None:
     assert allowed in str(caught.value)
 
 
+def test_bad_launcher() -> None:
+    for value in ("off", "slurm"):
+        with pytest.raises(ValueError, match=f"HVD_LAUNCHER is '{value}'; allowed is none"):
+            _rendezvous.check({"HVD_LAUNCHER": value})
+    for environ in ({}, {"HVD_LAUNCHER": ""}, {"HVD_LAUNCHER": "none"}):
+        _rendezvous.check(environ)
+
+
 @pytest.mark.parametrize(("option", "value", "allowed"), BAD_OPTIONS)
 def test_bad_option(option: str, value: Any, allowed: str) -> None:
     with pytest.raises(ValueError) as caught:
@@ -109,7 +117,7 @@ def test_bad_option(option: str, value: Any, allowed: str) -> None:
 
 @pytest.mark.parametrize(
     "option",
-    [{"fusion_threshold": "1"}, {"check": "0"}, {"check": 2}, {"transport": None}, {"fusion": 1}],
+    [{"fusion_threshold": "1"}, {"check": "0"}, {"check": 2}, {"transport": 1}, {"fusion": 1}],
     ids=str,
 )
 def test_option_of_another_type(option: dict[str, Any]) -> None:
@@ -153,6 +161,7 @@ def test_option_of_another_type(option: dict[str, Any]) -> None:
         ({"HVD_STALL_CHECK_TIME": "5"}, {"stall_check_time": 0.5}, "stall_check_time", 0.5),
         ({"HVD_TRANSPORT": "shm"}, {}, "transport", "shm"),
         ({"HVD_TRANSPORT": "nonsense"}, {"transport": "gloo"}, "transport", "gloo"),
+        ({"HVD_TRANSPORT": "gloo"}, {"transport": "auto"}, "transport", "auto"),
     ],
 )
 def test_precedence(
@@ -235,7 +244,7 @@ def init_with_values(size: int) -> None:
         for group in (None, other):
             check_group(group)
         leave()
-    assert (options.fusion_cutoff, options.transport) == (None, "auto"), "the caller's was changed"
+    assert (options.fusion_cutoff, options.transport) == (None, None), "the caller's was changed"
 
     init(size, "options", options)
     assert in_force() == chosen | {"fusion_threshold": 0, "check": False}

@@ -29,7 +29,7 @@ class Options:
     ranks must have the same, apart from times.
     """
 
-    transport: str
+    transport: str | None
     fusion_threshold: int | None
     fusion_cutoff: int | None
     check: bool | None
@@ -46,7 +46,7 @@ class Options:
         self,
         *,
         timeout: timedelta = ...,
-        transport: str = "auto",
+        transport: str | None = None,
         fusion_threshold: int | None = None,
         fusion_cutoff: int | None = None,
         check: bool | None = None,

@@ -1,10 +1,12 @@
 """A torch.distributed backend: `init_process_group("hvd")`."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from torch_hvd._autoload import register
 
 if TYPE_CHECKING:
+    from torch_hvd import hooks
     from torch_hvd._C import Options
     from torch_hvd._compression import compression
     from torch_hvd._run import run
@@ -14,6 +16,7 @@ __all__ = [
     "Options",
     "__version__",
     "compression",
+    "hooks",
     "run",
     "start_timeline",
     "statistics",
@@ -34,6 +37,8 @@ def __getattr__(name: str) -> Any:
         from torch_hvd._compression import compression
 
         return compression
+    if name == "hooks":
+        return importlib.import_module("torch_hvd.hooks")
     if name == "run":
         from torch_hvd._run import run
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from torch_hvd import _log, _mpi, _nccl, _settings, _shm, _trace, _transport
+from torch_hvd import _log, _mpi, _nccl, _rendezvous, _settings, _shm, _trace, _transport
 from torch_hvd._load import _C
 
 
@@ -60,6 +60,7 @@ def create(opts: Any, pg_options: Any) -> Any:
         settings = _settings.resolve(options, os.environ)
         stats_edges = _settings.stats_edges(os.environ)
         _shm.may_attach(os.environ)
+        _rendezvous.check(os.environ)
         _log.begin(os.environ)
     except ValueError as error:
         _settings.refuse(error, store, rank)

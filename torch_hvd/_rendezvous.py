@@ -39,6 +39,13 @@ def fill(environ: MutableMapping[str, str]) -> None:
         filled.add(name)
 
 
+def check(environ: Mapping[str, str]) -> None:
+    """Raise ValueError if HVD_LAUNCHER is what `fill` takes no notice of."""
+    value = environ.get("HVD_LAUNCHER", "")
+    if value not in ("", "none"):
+        raise ValueError(f"HVD_LAUNCHER is {value!r}; allowed is none")
+
+
 def variables(launch: Launch) -> dict[str, str]:
     """What torchrun would set, as far as it is known."""
     values = {

@@ -71,14 +71,11 @@ class _Setting:
     allowed: str
     default: str
     variables: tuple[str, ...]
-    unset: str = "None"
     same_everywhere: bool = True
 
 
 _SETTINGS = {
-    "transport": _Setting(
-        _transport, " or ".join(TRANSPORTS), "auto", ("HVD_TRANSPORT",), unset="auto"
-    ),
+    "transport": _Setting(_transport, " or ".join(TRANSPORTS), "auto", ("HVD_TRANSPORT",)),
     "fusion_threshold": _Setting(
         _bytes,
         "a number of bytes, 0 to turn fusion off",
@@ -130,9 +127,9 @@ class Origin:
 def origin(name: str, options: Any, environ: Mapping[str, str]) -> Origin:
     """What decides on the setting of that name in `torch_hvd.Options`."""
     setting = _SETTINGS[name]
-    text = str(getattr(options, name))
-    if text != setting.unset:
-        return Origin(f"Options.{name}", text)
+    value = getattr(options, name)
+    if value is not None:
+        return Origin(f"Options.{name}", str(value))
     for variable in setting.variables:
         if variable in environ:
             return Origin(variable, environ[variable])

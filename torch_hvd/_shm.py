@@ -80,7 +80,10 @@ class _Peer:
 
     def meet(self) -> tuple[int, bytes]:
         """Receive the greeting; returns the address of the peer's cookie, and the cookie."""
-        text, (self.segment,), _, _ = socket.recv_fds(self.connection, _HELLO.size, 1)
+        text, descriptors, _, _ = socket.recv_fds(self.connection, _HELLO.size, 1)
+        if not descriptors:
+            raise ConnectionError(f"process {self.pid}, a rank of this host, has ended")
+        (self.segment,) = descriptors
         self.rank, address, cookie = _HELLO.unpack(text)
         return address, cookie
 

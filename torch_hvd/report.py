@@ -28,8 +28,9 @@ def _load_events(path: Path) -> list[Event]:
     try:
         events: list[Event] = json.loads(text)
     except json.JSONDecodeError:
-        # A rank that died left no end, and perhaps half a line.
-        events = json.loads(text[: text.rindex("},\n") + 1] + "]")
+        # A rank that died left no end, and perhaps half a line; or the first line alone.
+        end = text.rfind("},\n") + 1
+        events = json.loads((text[:end] or text) + "]")
     return events
 
 

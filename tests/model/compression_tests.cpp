@@ -5,6 +5,9 @@
 #include "require.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include <set>
 
 namespace hvd::model {
 
