@@ -89,7 +89,6 @@ void bind_mpi(py::module_& module) {
       py::arg("ranks"),
       py::arg("tag"),
       without_gil);
-  module.def("finalise_mpi", [] { World::instance().finalise(); }, without_gil);
 }
 
 } // namespace hvd

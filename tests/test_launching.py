@@ -184,6 +184,17 @@ def test_programs_of_mpich_run_and_end_as_without_hvdrun(
     assert sorted(ran.stdout.splitlines()) == ["[0] 0 of 2", "[1] 1 of 2"]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_that_exits_does_not_wait_for_the_others(kind: str, tmp_path: Path) -> None:
+    """As MPI's end would, for ranks that wait for this one."""
+    script = MEET.format("sys.exit('no such folder')")
+    command = plain(kind, mpirun(kind, tmp_path), 2, sys.executable, "-c", script)
+    ran = run(command, HVD_TRANSPORT="mpi")
+    assert ran.returncode != 0
+    assert "no such folder" in ran.stdout + ran.stderr, ran
+    assert ran.stdout.count("met") == 2
+
+
 def test_a_command_that_is_not_there(hvdrun: list[str]) -> None:
     ran = run([*hvdrun, "-np", "2", "/no/such/program"])
     assert ran.returncode != 0

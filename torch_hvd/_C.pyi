@@ -232,9 +232,6 @@ def start_unlaunched_mpi(
         RuntimeError: MPI's own words.
     """
 
-def finalise_mpi() -> None:
-    """End MPI if `start_launched_mpi` has begun it, all messages are done and no rank is lost."""
-
 def shutdown_all() -> None:
     """Shut down every group of this process that is still open."""
 

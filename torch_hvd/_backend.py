@@ -10,7 +10,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from torch_hvd import _log, _mpi, _nccl, _rendezvous, _settings, _shm, _trace, _transport
+from torch_hvd import _log, _nccl, _rendezvous, _settings, _shm, _trace, _transport
 from torch_hvd._load import _C
 
 
@@ -116,6 +116,5 @@ def _split(store: Store, ranks: list[int], rank: int, options: Any) -> Any:
 _C.set_splitter(_split)
 
 # A program may end without destroy_process_group; its threads must not.
-atexit.register(_mpi.end)
 atexit.register(_trace.end)
 atexit.register(_C.shutdown_all)  # before that: the last registered runs first

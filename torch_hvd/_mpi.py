@@ -274,13 +274,3 @@ def connect(
         for host, theirs in zip(hosts, places, strict=True)
     ]
     return _C.mpi_transport(rank, ranks, places[0]["tag"]), library
-
-
-def end() -> None:
-    """End MPI with the program: with all others, as MPI wants it.
-
-    Not after an uncaught exception: others may wait for this rank, which would wait for them here.
-    The launcher ends them once it is gone.
-    """
-    if getattr(sys, "last_type", None) is None:
-        _C.finalise_mpi()

@@ -4,6 +4,9 @@
 #include "transport/mpi/environment.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
+
+#include <cstdlib>
 
 namespace hvd::mpi {
 
@@ -39,7 +42,20 @@ std::optional<World::Place> World::place() {
 void World::start_launched() {
   std::lock_guard<std::mutex> lock(mutex_);
   start();
-  launched_here_ = true;
+  finalise_at_exit();
+}
+
+// MPI's end waits for all processes, whose launcher takes one that ends without
+// it for dead, and ends the others. That is as it should be where this one has
+// failed: they may wait for it. Of sys.exit only the C library tells the
+// status. Without a launcher nobody watches, so a rank need not wait.
+void World::finalise_at_exit() {
+  const auto end = [](int status, void* /*unused*/) {
+    if (status == 0) {
+      instance().finalise();
+    }
+  };
+  TORCH_CHECK(on_exit(end, nullptr) == 0, "hvd: no memory for an exit handler");
 }
 
 void World::start_unlaunched(
@@ -92,15 +108,19 @@ void World::abandon(std::shared_ptr<void> buffers) {
 
 void World::finalise() {
   if (depth_ != fork_depth()) {
-    return;
+    return; // a process forked off has this handler, too
   }
   const std::unique_lock<std::shared_mutex> unused(in_use_);
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!launched_here_ || is_abandoned_ || !running_) {
+  if (is_abandoned_ || !running_) {
     return;
   }
   running_ = nullptr;
-  calls_->finalise();
+  try {
+    calls_->finalise();
+  } catch (const std::exception& e) {
+    LOG(WARNING) << "hvd: " << e.what();
+  }
 }
 
 } // namespace hvd::mpi

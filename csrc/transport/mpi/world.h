@@ -62,13 +62,11 @@ class World {
   /// null, where only the latter holds.
   void abandon(std::shared_ptr<void> buffers);
 
-  /// Ends MPI if start_launched() has begun it and nothing was abandoned. Waits
-  /// for all processes, whose launcher takes one that ends otherwise for dead.
-  /// Nobody watches for that where there is none, so a rank need not wait.
-  void finalise();
-
  private:
   World() = default;
+  void finalise_at_exit();
+  /// Ends MPI if nothing was abandoned.
+  void finalise();
   void start();
   void adopt();
 
@@ -81,7 +79,6 @@ class World {
   std::atomic<Calls*> running_{nullptr}; ///< until MPI is finalised here
   Place place_{};
   std::atomic<int> depth_{0}; ///< of forks, where MPI runs
-  bool launched_here_ = false;
   bool is_abandoned_ = false;
   std::vector<std::shared_ptr<void>> abandoned_;
 };
