@@ -1,6 +1,7 @@
 # Needs python3 with venv, a C++ compiler and make. All else goes into .venv.
 PYTHON ?= python3
-TORCH ?= 2.13.0
+# The one that is there, or this; `make build TORCH=...` brings another.
+TORCH ?= $(or $(patsubst .venv/torch-%,%,$(firstword $(wildcard .venv/torch-*))),2.13.0)
 
 BIN := .venv/bin
 TORCH_INSTALLED := .venv/torch-$(TORCH)
@@ -66,6 +67,6 @@ $(TORCH_INSTALLED):
 	rm -f .venv/built-* .venv/torch-*
 	touch $@
 
-$(BUILT): $(TORCH_INSTALLED) pyproject.toml setup.py $(CXX_FILES)
+$(BUILT): $(TORCH_INSTALLED) pyproject.toml setup.py $(wildcard build_backend/*.py) $(CXX_FILES)
 	$(BIN)/pip install --no-build-isolation --editable ".[test,bench,lint]"
 	touch $@

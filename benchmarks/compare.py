@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import describe, in_bytes
-from benchmarks.studies.results import ratio, read, table
+from benchmarks.studies.results import ratio, read_given, table
 
 Json = dict[str, Any]
 
@@ -95,7 +95,7 @@ def main() -> int:
     parser.add_argument("--fail", action="store_true", help="exit status 1 where B is slower")
     args = parser.parse_args()
 
-    runs = [read(args.a), read(args.b)]
+    runs = read_given([args.a, args.b], parser)
     pairs, alone = pair(*runs)
     if not pairs:
         parser.error("the two files have no measurement in common")

@@ -12,12 +12,13 @@ import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from benchmarks.promises import PROMISES, Promise
 from benchmarks.report import describe, in_bytes
-from benchmarks.studies.results import ratio, read, table
+from benchmarks.studies.results import ratio, read_given, table
 
 Json = dict[str, Any]
 
@@ -91,10 +92,7 @@ def main() -> int:
         "--partial", action="store_true", help="promises that no row tells of do not count"
     )
     args = parser.parse_args()
-    if absent := [str(file) for file in args.files if not file.exists()]:
-        parser.error(f"there is no {', '.join(absent)}")
-
-    rows = [row for file in args.files for row in read(file)]
+    rows = list(chain.from_iterable(read_given(args.files, parser)))
     found = findings(rows)
     verdicts = [finding.verdict for finding in found]
     for machine in dict.fromkeys(machine_of(row) for row in rows):

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.links import link_bytes_per_s
 from benchmarks.report import in_bytes
-from benchmarks.studies.results import read
+from benchmarks.studies.results import read_given
 
 Place = tuple[int, str | None]  # ranks, and the rate of the links between them
 Lines = dict[str, dict[int, float]]  # of a backend, by size in bytes
@@ -103,7 +104,7 @@ def main() -> None:
     args = parser.parse_args()
 
     quantity = "time" if args.time else "busbw"
-    rows = [row for file in args.files for row in read(file)]
+    rows = list(chain.from_iterable(read_given(args.files, parser)))
     drawn = pictures(rows, args.op, quantity)
     if not drawn:
         parser.error(f"there are no rows of {args.op!r}")

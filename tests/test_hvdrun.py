@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -248,6 +250,27 @@ def test_check_build(mpiruns: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert f"    {line}" in lines
     monkeypatch.setenv("PATH", str(mpiruns))
     assert "    [X] srun" in _check_build.table()
+
+
+def test_a_program_runs_its_own_functions(tmp_path: Path) -> None:
+    """One that is nowhere else, with a class of its own as result."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, torch_hvd\n"
+        "class Found:\n"
+        "    def __init__(self, rank): self.rank = rank\n"
+        "if __name__ == '__main__':\n"
+        "    factor = 3\n"
+        "    found = torch_hvd.run(lambda x: Found(x * int(os.environ['RANK'])), (factor,), np=2)\n"
+        "    print([(type(one) is Found, one.rank) for one in found])\n"
+    )
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert "[(True, 0), (True, 3)]" in ran.stdout, ran
+
+
+def test_what_cannot_be_pickled() -> None:
+    with pytest.raises(ValueError, match=r"dry_run.* with its arguments cannot be pickled: "):
+        _run.run(dry_run, args=(threading.Lock(),), np=2)
 
 
 def test_a_function_of_the_program_itself_needs_cloudpickle(

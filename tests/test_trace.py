@@ -199,6 +199,17 @@ def test_timeline_of_a_rank_that_died(tmp_path: Path) -> None:
     assert names == ["process_name", "a", "process_name"]
 
 
+@pytest.mark.parametrize("name", ["HVD_TIMELINE", "HOROVOD_TIMELINE"])
+def test_a_folder_that_is_a_file(name: str, tmp_path: Path) -> None:
+    """As Horovod's timeline was: every rank hears of it when the group is made."""
+    file = tmp_path / "timeline.json"
+    file.touch()
+    ended = launch("", 2, env={name: str(file)})
+    for process in ended:
+        assert process.returncode != 0
+        assert f"{name} is '{file}'; allowed is a folder that can be written" in process.stderr
+
+
 def test_report_of_nothing(tmp_path: Path) -> None:
     for command in ("timeline", "stats"):
         with pytest.raises(SystemExit, match=r"holds no rank-N\.json"):

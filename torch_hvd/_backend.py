@@ -62,6 +62,8 @@ def create(opts: Any, pg_options: Any) -> Any:
         _shm.may_attach(os.environ)
         _rendezvous.check(os.environ)
         _log.begin(os.environ)
+        ranks = opts.global_ranks_in_group
+        _trace.begin(os.environ, ranks[rank] if ranks else rank)
     except ValueError as error:
         _settings.refuse(error, store, rank)
         raise
@@ -82,8 +84,6 @@ def create(opts: Any, pg_options: Any) -> Any:
         if device:
             chosen += f"; {_nccl.DEVICE} tensors by {device.name}"
         _log.logger.info("hvd: group %s, %s", opts.group_id, chosen)
-    ranks = opts.global_ranks_in_group
-    _trace.begin(os.environ, ranks[rank] if ranks else rank)
     group = _C.ProcessGroupHVD(
         store, connection.transport, device, options, options.group_name, stats_edges
     )

@@ -56,16 +56,25 @@ def run(
 def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     # What the ranks import, they shall find where we do.
     paths = pickle.dumps(sys.path)
-    if importlib.util.find_spec("cloudpickle"):
-        import cloudpickle
-
-        return paths + bytes(cloudpickle.dumps((fn, args, kwargs)))
-    if getattr(fn, "__module__", None) == "__main__":
+    if not importlib.util.find_spec("cloudpickle") and (
+        getattr(fn, "__module__", None) == "__main__"
+    ):
         raise ValueError(
             f"{fn!r} is part of the program itself, where ranks cannot import it from: move it to "
             "a module, or pip install cloudpickle"
         )
-    return paths + pickle.dumps((fn, args, kwargs))
+    try:
+        return paths + _dumps((fn, args, kwargs))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(f"{fn!r} with its arguments cannot be pickled: {error}") from error
+
+
+def _dumps(value: object) -> bytes:
+    if importlib.util.find_spec("cloudpickle"):
+        import cloudpickle
+
+        return bytes(cloudpickle.dumps(value))
+    return pickle.dumps(value)
 
 
 def _results(folder: Path, size: int, code: int) -> list[Any]:
@@ -86,7 +95,7 @@ def _answer(folder: Path) -> bool:
         returned = True
         try:
             fn, args, kwargs = pickle.load(call)
-            answer = pickle.dumps((True, fn(*args, **kwargs)))
+            answer = _dumps((True, fn(*args, **kwargs)))
         except Exception:
             returned = False
             answer = pickle.dumps((False, traceback.format_exc()))

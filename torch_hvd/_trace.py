@@ -34,6 +34,7 @@ def start_timeline(path: str | os.PathLike[str]) -> None:
     Call it on every rank; `python -m torch_hvd.report timeline PATH` puts all ranks in one picture.
 
     Raises:
+        OSError: `path` is no folder that can be written.
         RuntimeError: a timeline is being written already, or the file cannot be written.
     """
     _start_timeline(path, _rank())
@@ -45,14 +46,25 @@ def stop_timeline() -> None:
 
 
 def begin(environ: Any, rank: int) -> None:
-    """Start what `HVD_TIMELINE` asks for; called when a group is made. `rank`: the global one."""
+    """Start what `HVD_TIMELINE` asks for; called when a group is made. `rank`: the global one.
+
+    Raises:
+        ValueError: names the variable whose folder cannot be written.
+    """
     global _global_rank, _timeline_begun
     if _global_rank is None:
         _global_rank = rank
-    path = environ.get("HVD_TIMELINE") or environ.get("HOROVOD_TIMELINE")
-    if path and not _timeline_begun:
+    names = ("HVD_TIMELINE", "HOROVOD_TIMELINE")
+    name = next((name for name in names if environ.get(name)), None)
+    if name and not _timeline_begun:
+        path = environ[name]
+        try:
+            _start_timeline(path, _rank())
+        except (OSError, RuntimeError) as error:
+            raise ValueError(
+                f"{name} is {path!r}; allowed is a folder that can be written: {error}"
+            ) from error
         _timeline_begun = True
-        _start_timeline(path, _rank())
 
 
 def end() -> None:
@@ -72,7 +84,7 @@ _timeline_begun = False
 
 
 def _rank() -> int:
-    return 0 if _global_rank is None else _global_rank
+    return int(os.environ.get("RANK", 0)) if _global_rank is None else _global_rank
 
 
 def _start_timeline(path: str | os.PathLike[str], rank: int) -> None:

@@ -21,6 +21,13 @@ def read(file: Path) -> Results:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
+def read_given(files: Sequence[Path], parser: ArgumentParser) -> list[Results]:
+    """Of files that the user has named; one that is not there ends the program."""
+    if absent := [str(file) for file in files if not file.exists()]:
+        parser.error(f"there is no {', '.join(absent)}")
+    return [read(file) for file in files]
+
+
 def append(file: Path, rows: Iterable[Row | Mapping[str, Any]], **more: object) -> None:
     """Write rows to a file of results, each with what is known of it besides."""
     file.parent.mkdir(parents=True, exist_ok=True)
