@@ -33,9 +33,10 @@ def mpiruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(_hosts, "is_here", lambda host: host.name in ("localhost", "here"))
-    for name in list(os.environ):
-        if name.startswith(_translate._PREFIXES) or name in _translate._NAMES - {"PATH"}:
-            monkeypatch.delenv(name)
+    for name in os.environ.keys() - {"PATH"}:
+        monkeypatch.delenv(name)
+    local = {*_translate._LOCAL_NAMES, "PYTEST_CURRENT_TEST"}  # which pytest sets again
+    monkeypatch.setattr(_translate, "_LOCAL_NAMES", local)
     return tmp_path
 
 
@@ -134,6 +135,22 @@ def test_mpirun(
     chosen = str(mpiruns / mpirun)
     text = dry_run(capsys, "-np", "2", "--mpirun", chosen, *options.split(), "python a.py")
     assert text == f"{variables}{chosen} {command}"
+
+
+def test_what_other_hosts_get_of_the_environment(
+    capsys: pytest.CaptureFixture[str], mpiruns: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (
+        "HF_HOME",
+        "WANDB_MODE",
+        "SSH_CLIENT",
+        "HOSTNAME",
+        "SLURM_JOB_ID",
+        "BASH_FUNC_a%%",
+    ):
+        monkeypatch.setenv(name, "x")
+    arguments = ("-np", "2", "--mpirun", str(mpiruns / "openmpi5"), "-H", "here:1,far:1", "a")
+    assert " -x HF_HOME -x PATH -x WANDB_MODE a" in dry_run(capsys, *arguments)
 
 
 def test_the_mpirun_of_the_environment_is_taken_and_root_allowed(

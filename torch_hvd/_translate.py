@@ -12,12 +12,16 @@ from torch_hvd._hosts import Host
 
 _RANK = Path(__file__).with_name("_rank.py")
 
-# What ranks on other hosts get of our environment; Hydra hands on all of it.
-_NAMES = {
-    *("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "MASTER_ADDR", "MASTER_PORT"),
-    "CUDA_VISIBLE_DEVICES",
+# Ranks on other hosts get our environment, as Hydra and horovodrun hand it on, but for what tells
+# of this host, of this login, or of a job around this one.
+_LOCAL_NAMES = {
+    *("_", "HOSTNAME", "OLDPWD", "PWD", "SHLVL", "TERM", "TMPDIR"),
+    *("DISPLAY", "WAYLAND_DISPLAY", "MAIL", "LS_COLORS"),
 }
-_PREFIXES = ("HVD_", "HOROVOD_", "GLOO_", "NCCL_", "UCX_", "OMP_", "MKL_", "PYTHON", "TORCH_")
+_LOCAL_PREFIXES = (
+    *("SSH_", "XDG_", "DBUS_", "SUDO_"),
+    *("OMPI_", "OPAL_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "SLURM_"),
+)
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,9 @@ def _hosts(job: Job) -> str:
 
 
 def _is_handed_on(name: str) -> bool:
-    return name in _NAMES or name.startswith(_PREFIXES)
+    # A function of the shell's has a name that is none.
+    is_name = name.replace("_", "a").isalnum()
+    return is_name and name not in _LOCAL_NAMES and not name.startswith(_LOCAL_PREFIXES)
 
 
 def _command(job: Job, *options: str) -> Iterator[str]:
