@@ -89,14 +89,14 @@ BY_FUSION = (
 )
 # Baseline, size, ratio and the end of its interval.
 OVER_MPI = (
-    ("gloo", 4, 0.13, 0.14),
-    ("gloo", 1 * MB, 0.15, 0.21),
-    ("gloo", 16 * MB, 0.46, 0.52),
-    ("MPI_Allreduce", 4, 9.1, 9.7),
-    ("MPI_Allreduce", 1 * KB, 5.4, 6.5),
-    ("MPI_Allreduce", 64 * KB, 2.0, 2.1),
-    ("MPI_Allreduce", 1 * MB, 1.40, 1.51),
-    ("MPI_Allreduce", 16 * MB, 1.16, 1.23),
+    ("gloo", 4, 0.04, 0.04),
+    ("gloo", 1 * MB, 0.17, 0.30),
+    ("gloo", 16 * MB, 0.28, 0.32),
+    ("MPI_Allreduce", 4, 2.93, 3.01),
+    ("MPI_Allreduce", 1 * KB, 1.06, 3.08),
+    ("MPI_Allreduce", 64 * KB, 1.95, 2.78),
+    ("MPI_Allreduce", 1 * MB, 1.11, 1.24),
+    ("MPI_Allreduce", 16 * MB, 0.95, 1.01),
 )
 # How many times faster than Gloo in fp32, by codec, at 1 Gbit. Columns: operation, size, ranks.
 ON_LINKS_OF_1GBIT = (
