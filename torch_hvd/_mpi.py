@@ -8,7 +8,6 @@ belongs to it: the ranks of the first group of the program.
 import contextlib
 import functools
 import itertools
-import json
 import os
 import secrets
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from torch_hvd import _log, _shm, launchers
+from torch_hvd import _log, _shm, _store, launchers
 from torch_hvd._load import _C
 
 FAST_NETWORKS: Sequence[str] = ("/sys/class/infiniband", "/sys/class/cxi")
@@ -99,9 +98,7 @@ def candidates(environ: Mapping[str, str]) -> list[str]:
 
 def _exchange(store: Store, topic: str, rank: int, size: int, mine: Any) -> list[Any]:
     """What each rank says. Raises Unavailable on all of them if one says an error, a string."""
-    keys = [f"{topic}/{peer}" for peer in range(size)]
-    store.set(keys[rank], json.dumps(mine))
-    everyones = [json.loads(text) for text in store.multi_get(keys)]
+    everyones = _store.exchange(store, topic, rank, size, mine)
     for peer, theirs in enumerate(everyones):
         if isinstance(theirs, str):
             raise Unavailable(f"rank {peer}: {theirs}")

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import json
 import os
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, PrefixStore, Store
 
+from torch_hvd import _store
 from torch_hvd._load import _C
 
 DEVICE = "cuda"
@@ -41,10 +41,9 @@ def connect(wanted: str, opts: Any, store: Store) -> _C.DeviceTransport | None:
     """
     if wanted not in ("auto", "nccl"):
         return None
-    keys = [f"nccl/{rank}" for rank in range(opts.group_size)]
-    store.set(keys[opts.group_rank], json.dumps([lacks(), os.uname().nodename]))
-    for rank, text in enumerate(store.multi_get(keys)):
-        reason, node = json.loads(text)
+    mine = [lacks(), os.uname().nodename]
+    everyones = _store.exchange(store, "nccl", opts.group_rank, opts.group_size, mine)
+    for rank, (reason, node) in enumerate(everyones):
         if not reason:
             continue
         if wanted == "nccl":

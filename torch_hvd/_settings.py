@@ -3,12 +3,13 @@
 A value in `torch_hvd.Options` wins, then `HVD_*`, then `HOROVOD_*` where Horovod has the switch.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch._C._distributed_c10d import Store
+
+from torch_hvd import _store
 
 Value = str | int | float | bool | None
 
@@ -217,7 +218,7 @@ def stats_edges(environ: Mapping[str, str]) -> list[float]:
 
 def refuse(error: ValueError, store: Store, rank: int) -> None:
     """Have `agree` raise on the other ranks: this one has a value that is not allowed."""
-    store.set(f"settings/{rank}", json.dumps(str(error)))
+    _store.say(store, "settings", rank, str(error))
 
 
 def agree(settings: Mapping[str, Value], store: Store, rank: int, size: int) -> None:
@@ -226,9 +227,7 @@ def agree(settings: Mapping[str, Value], store: Store, rank: int, size: int) -> 
     Raises:
         ValueError: a setting differs or was refused, on every rank; says which, and its values.
     """
-    keys = [f"settings/{peer}" for peer in range(size)]
-    store.set(keys[rank], json.dumps(settings))
-    everyones = [json.loads(text) for text in store.multi_get(keys)]
+    everyones = _store.exchange(store, "settings", rank, size, settings)
     for peer, theirs in enumerate(everyones):
         if isinstance(theirs, str):
             raise ValueError(f"on rank {peer}: {theirs}")

@@ -1,13 +1,12 @@
 """Which transport a group takes, and how its ranks are connected by it."""
 
-import json
 import os
 from dataclasses import dataclass
 from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from torch_hvd import _gloo, _mpi, _settings, _shm
+from torch_hvd import _gloo, _mpi, _settings, _shm, _store
 from torch_hvd._load import _C
 
 
@@ -58,11 +57,9 @@ def choose(wanted: str, store: Store, rank: int, size: int) -> Choice:
     """
     if size == 1:
         return Choice("", "", [0])
-    keys = [f"host/{peer}" for peer in range(size)]
     wants_mpi = _mpi.launcher(os.environ) is not None and _mpi.has_fast_network()
     mine = [_shm.host_id(os.environ), os.uname().nodename, wants_mpi]
-    store.set(keys[rank], json.dumps(mine))
-    known = [json.loads(text) for text in store.multi_get(keys)]
+    known = _store.exchange(store, "host", rank, size, mine)
     names = list(dict.fromkeys(host for host, _, _ in known))
     hosts = [names.index(host) for host, _, _ in known]
     if wanted == "shm" and len(names) > 1:

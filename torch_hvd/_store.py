@@ -1,0 +1,21 @@
+"""What the ranks of a group tell each other through its store before they are connected."""
+
+import json
+from typing import Any
+
+from torch._C._distributed_c10d import Store
+
+
+def say(store: Store, topic: str, rank: int, mine: Any) -> None:
+    """Leave `mine`, anything that JSON can hold, for the `exchange` of the other ranks."""
+    store.set(f"{topic}/{rank}", json.dumps(mine))
+
+
+def exchange(store: Store, topic: str, rank: int, size: int, mine: Any) -> list[Any]:
+    """What each rank says on a topic, by rank, once all have. A store has a topic once.
+
+    Raises:
+        DistStoreError: a rank did not come before the store's timeout.
+    """
+    say(store, topic, rank, mine)
+    return [json.loads(text) for text in store.multi_get([f"{topic}/{n}" for n in range(size)])]
