@@ -115,7 +115,6 @@ void Engine::run_apart(
     return;
   }
   join_all(std::exchange(threads_over_, {}));
-  ++waiting_apart_;
   threads_apart_.push_back(
       make_thread([body = std::move(body)](Engine& engine) mutable {
         bool waits = true;
@@ -136,6 +135,7 @@ void Engine::run_apart(
           apart.erase(self);
         }
       }));
+  ++waiting_apart_;
 }
 
 void Engine::shutdown() noexcept {

@@ -67,7 +67,7 @@ DeviceTransport::WorkPtr DeviceTransport::all_gather(
 }
 
 void DeviceTransport::abort() noexcept {
-  if (aborted_.exchange(true)) {
+  if (over_.exchange(true)) {
     return;
   }
   try {
@@ -79,7 +79,7 @@ void DeviceTransport::abort() noexcept {
 
 void DeviceTransport::shutdown() noexcept {
   std::call_once(shut_down_, [this] {
-    if (aborted_) {
+    if (over_) {
       return;
     }
     try {
@@ -87,6 +87,7 @@ void DeviceTransport::shutdown() noexcept {
     } catch (const std::exception& e) {
       LOG(WARNING) << "hvd: " << name_ << " did not shut down: " << e.what();
     }
+    over_ = true;
   });
 }
 

@@ -66,7 +66,7 @@ class DeviceTransport {
       at::Tensor input,
       std::chrono::milliseconds timeout);
 
-  /// Idempotent. Ends a shutdown() that is under way.
+  /// Idempotent; nothing after shutdown(), but ends one that is under way.
   void abort() noexcept;
   /// Idempotent; nothing after abort().
   void shutdown() noexcept;
@@ -75,7 +75,7 @@ class DeviceTransport {
   const c10::intrusive_ptr<c10d::Backend> backend_;
   const c10::DeviceType type_;
   const std::string name_;
-  std::atomic<bool> aborted_ = false;
+  std::atomic<bool> over_ = false; ///< aborted, or shut down
   std::once_flag shut_down_;
   std::shared_mutex calling_;
   std::mutex mutex_; ///< guards `streams_`
