@@ -58,14 +58,16 @@ def test_burst_is_fused() -> None:
 def test_a_future_is_no_wait() -> None:
     """What has been launched and is not done has a future at once: who asks may hold the GIL."""
     rank = dist.get_rank()
+    store = dist.distributed_c10d._get_default_store()
     with standin.group() as group:
         dist.all_reduce(torch.ones(1), group=group)
         if rank == 1:
-            time.sleep(1)
+            store.wait(["rank 0 has looked"])
         work = dist.all_reduce(torch.full((1 << 18,), float(rank)), group=group, async_op=True)
         if rank == 0:
             time.sleep(0.3)  # launched by now
             assert not work.get_future().done()
+            store.set("rank 0 has looked", "")
         assert filled(work.get_future().wait()[0], 1)
 
 
