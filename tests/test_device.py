@@ -197,18 +197,24 @@ def test_mismatch_with_check() -> None:
 
 
 @pytest.mark.ranks(2, transports=["auto"])
-def test_mismatch_of_what_is_fused() -> None:
-    """Too late to take back: every rank's next call fails, and says what each one called."""
+@pytest.mark.parametrize("again", ["call", "wait"])
+def test_mismatch_of_what_is_fused(again: str) -> None:
+    """Too late to take back: once ranks know, calls fail and waits do, and say what each called."""
     rank = dist.get_rank()
     with standin.group(timeout=5.0) as group:
         tensor = torch.ones(4)  # as many bytes, which Gloo adds up without noticing
         if rank == 1:
             tensor = tensor.int()
-        dist.all_reduce(tensor, group=group)
+        work = dist.all_reduce(tensor, group=group, async_op=True)
 
         def until_it_fails() -> None:
+            work.wait()  # they may know by now
             for _ in range(100):
-                dist.all_reduce(torch.ones(4), group=group)
+                if again == "call":
+                    dist.all_reduce(torch.ones(4), group=group)
+                else:
+                    time.sleep(0.02)
+                    work.wait()
 
         text = expect_error(until_it_fails)
         assert "float32[4]" in text
