@@ -139,7 +139,7 @@ DeviceGroup::WorkPtr DeviceGroup::submit(
 DeviceGroup::WorkPtr DeviceGroup::put_off(
     Call call,
     DeviceCall::Launch launch,
-    Tensors moved) {
+    const Tensors& moved) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (coalesced_) {
@@ -150,8 +150,8 @@ DeviceGroup::WorkPtr DeviceGroup::put_off(
   Collective collective;
   collective.signature = call.signature;
   collective.timeout = call.timeout;
-  collective.device_call = std::make_shared<DeviceCall>(
-      call.device, std::move(launch), std::move(moved));
+  collective.device_call =
+      std::make_shared<DeviceCall>(call.device, std::move(launch), moved);
   return submit(std::move(call), {std::move(collective)});
 }
 
@@ -170,7 +170,7 @@ DeviceGroup::WorkPtr DeviceGroup::pass_on(
       [=](c10d::Backend& backend) mutable -> WorkPtr {
         return (backend.*verb)(arguments..., opts);
       },
-      std::move(moved));
+      moved);
 }
 
 std::optional<Collective> DeviceGroup::own_allreduce(

@@ -117,7 +117,8 @@ class DeviceGroup final : public c10d::Backend {
       const char* title,
       Tensors results,
       std::chrono::milliseconds timeout) const;
-  WorkPtr put_off(Call call, DeviceCall::Launch launch, Tensors moved);
+  /// `moved`: all tensors that the launch reads or writes.
+  WorkPtr put_off(Call call, DeviceCall::Launch launch, const Tensors& moved);
   /// `arguments`: of the backend's verb, before its options.
   template <typename BackendVerb, typename VerbOptions, typename... Arguments>
   WorkPtr pass_on(

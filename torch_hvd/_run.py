@@ -5,6 +5,7 @@ The ranks run `python -m torch_hvd._run FOLDER`. The call and the results are fi
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import pickle
@@ -56,25 +57,22 @@ def run(
 def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     # What the ranks import, they shall find where we do.
     paths = pickle.dumps(sys.path)
-    if not importlib.util.find_spec("cloudpickle") and (
-        getattr(fn, "__module__", None) == "__main__"
-    ):
+    pickler = _pickler()
+    if pickler is pickle and getattr(fn, "__module__", None) == "__main__":
         raise ValueError(
             f"{fn!r} is part of the program itself, where ranks cannot import it from: move it to "
             "a module, or pip install cloudpickle"
         )
     try:
-        return paths + _dumps((fn, args, kwargs))
+        return paths + bytes(pickler.dumps((fn, args, kwargs)))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ValueError(f"{fn!r} with its arguments cannot be pickled: {error}") from error
 
 
-def _dumps(value: object) -> bytes:
-    if importlib.util.find_spec("cloudpickle"):
-        import cloudpickle
-
-        return bytes(cloudpickle.dumps(value))
-    return pickle.dumps(value)
+def _pickler() -> Any:
+    """cloudpickle where it is installed, else pickle."""
+    is_there = importlib.util.find_spec("cloudpickle")
+    return importlib.import_module("cloudpickle") if is_there else pickle
 
 
 def _results(folder: Path, size: int, code: int) -> list[Any]:
@@ -95,7 +93,7 @@ def _answer(folder: Path) -> bool:
         returned = True
         try:
             fn, args, kwargs = pickle.load(call)
-            answer = _dumps((True, fn(*args, **kwargs)))
+            answer = _pickler().dumps((True, fn(*args, **kwargs)))
         except Exception:
             returned = False
             answer = pickle.dumps((False, traceback.format_exc()))
