@@ -1,6 +1,9 @@
 #include "collectives/running.h"
 #include "collectives/shards.h"
 
+#include <algorithm>
+#include <deque>
+
 namespace hvd {
 
 namespace {
@@ -22,15 +25,15 @@ class Allreduce final : public Running {
             collective.divisor,
             transport,
             lane_) {
-    const int64_t count = segment_count(outputs_, elements_);
-    for (int64_t index = 0; index < count; ++index) {
-      receives_.push_back(receive(index));
-    }
+    post_receives(0);
   }
 
   void advance(Deadline deadline) override {
     reduction_.finish(deadline, outputs_[transport_.rank()], [&](auto index) {
       sends_.push_back(send(index));
+      post_receives(index + 1);
+      wait_all_but(2 * reduction_.window(), sends_, deadline);
+      wait_all_but(2 * reduction_.window(), receives_, deadline);
     });
   }
 
@@ -40,6 +43,15 @@ class Allreduce final : public Running {
   }
 
  private:
+  // In time: peers have folded none that is further ahead.
+  void post_receives(int64_t folded) {
+    const int64_t last =
+        std::min(reduction_.count(), folded + reduction_.window());
+    for (; posted_ < last; ++posted_) {
+      receives_.push_back(receive(posted_));
+    }
+  }
+
   // A peer's segment arrives where this rank's contribution to it is read from.
   // The peer has that by then, or it could not have folded it.
   RequestPtr receive(int64_t index) {
@@ -62,8 +74,9 @@ class Allreduce final : public Running {
   const std::vector<at::Tensor> outputs_;
   const int64_t elements_; ///< of a segment
   ShardReduction reduction_;
-  std::vector<RequestPtr> receives_;
-  std::vector<RequestPtr> sends_;
+  int64_t posted_ = 0; ///< segments whose sum's receives are
+  std::deque<RequestPtr> receives_;
+  std::deque<RequestPtr> sends_;
 };
 
 } // namespace

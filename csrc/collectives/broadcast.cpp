@@ -77,8 +77,8 @@ class Broadcast final : public Running {
   const std::vector<at::Tensor> shards_;
   const int64_t elements_; ///< of a segment
   const int64_t count_;
-  std::vector<RequestPtr> scattered_;
-  std::vector<RequestPtr> passed_on_;
+  std::deque<RequestPtr> scattered_;
+  std::deque<RequestPtr> passed_on_;
 };
 
 } // namespace

@@ -97,7 +97,7 @@ class CompressedAllreduce final : public Running {
     std::vector<Message> contributions; ///< of this rank, to the peers' shards
     std::vector<Message> arrivals; ///< of the peers, to this rank's shard
     std::vector<Message> sums; ///< of the peers' shards
-    std::vector<RequestPtr> contributing;
+    std::deque<RequestPtr> contributing;
     RequestPtr arriving;
     RequestPtr summing;
     std::optional<Message> sum; ///< of this rank's shard

@@ -48,6 +48,7 @@ class Reduce final : public Running {
       }
       to_root_.push_back(
           transport_.exchange(sends, receives, lane_.next_stage()));
+      wait_all_but(2 * reduction_.window(), to_root_, deadline);
     });
   }
 
@@ -63,7 +64,7 @@ class Reduce final : public Running {
   std::vector<at::Tensor> outputs_; ///< on the root
   const int64_t elements_; ///< of a segment
   ShardReduction reduction_;
-  std::vector<RequestPtr> to_root_;
+  std::deque<RequestPtr> to_root_;
 };
 
 class ReduceScatter final : public Running {

@@ -6,6 +6,15 @@
 
 namespace hvd {
 
+namespace {
+
+// Twice what is posted: a peer may be as far ahead with its receives as this
+// rank with its own. Half as many cost 64 MB over Gloo 4 to 9 %, more gained
+// nothing.
+constexpr int64_t kWindowOfAhead = 2;
+
+} // namespace
+
 at::Tensor flat(const at::Tensor& tensor) {
   return tensor.view({-1});
 }
@@ -46,10 +55,18 @@ int64_t segment_elements(const at::Tensor& like, const Transport& transport) {
   return transport.segment_bytes() / static_cast<int64_t>(like.element_size());
 }
 
-void wait_all(const std::vector<RequestPtr>& requests, Deadline deadline) {
-  for (const auto& request : requests) {
-    request->wait(deadline);
+void wait_all_but(
+    int64_t last,
+    std::deque<RequestPtr>& requests,
+    Deadline deadline) {
+  while (static_cast<int64_t>(requests.size()) > last) {
+    requests.front()->wait(deadline);
+    requests.pop_front();
   }
+}
+
+void wait_all(std::deque<RequestPtr>& requests, Deadline deadline) {
+  wait_all_but(0, requests, deadline);
 }
 
 ShardReduction::ShardReduction(
@@ -64,40 +81,46 @@ ShardReduction::ShardReduction(
       transport_(transport),
       lane_(lane),
       elements_(segment_elements(shards_[0], transport)),
-      count_(segment_count(shards_, elements_)) {
+      count_(segment_count(shards_, elements_)),
+      ahead_(transport.segments_ahead()),
+      window_(kWindowOfAhead * ahead_) {
   if (transport.moves_by_itself()) {
     // Receives first: peers send when they hear of them, and would not before
     // all that is sent here has gone down the same line.
-    post_receives();
-    post_sends();
+    post_receives(0);
+    post_sends(0);
   } else {
     // Sends first: to post a receive may be to copy what has come, and the
     // peers would wait for that.
-    post_sends();
-    post_receives();
+    post_sends(0);
+    post_receives(0);
   }
 }
 
-void ShardReduction::post_sends() {
-  for (int64_t index = 0; index < count_; ++index) {
-    std::vector<Transfer> sends;
-    for (int peer = 0; peer < transport_.size(); ++peer) {
-      if (peer != transport_.rank()) {
-        sends.push_back({peer, segment(shards_[peer], index, elements_)});
-      }
+void ShardReduction::post_sends(int64_t folded) {
+  for (; sent_ < std::min(count_, folded + window_); ++sent_) {
+    sends_.push_back(send(sent_));
+  }
+}
+
+void ShardReduction::post_receives(int64_t arrived) {
+  for (; posted_ < std::min(count_, arrived + ahead_); ++posted_) {
+    arrivals_.push_back(receive(posted_));
+  }
+}
+
+RequestPtr ShardReduction::send(int64_t index) {
+  std::vector<Transfer> sends;
+  for (int peer = 0; peer < transport_.size(); ++peer) {
+    if (peer != transport_.rank()) {
+      sends.push_back({peer, segment(shards_[peer], index, elements_)});
     }
-    sends_.push_back(transport_.exchange(sends, {}, lane_));
   }
+  return transport_.exchange(sends, {}, lane_);
 }
 
-void ShardReduction::post_receives() {
-  while (posted_ < std::min(count_, transport_.segments_ahead())) {
-    post_receive();
-  }
-}
-
-void ShardReduction::post_receive() {
-  const auto own = segment(shards_[transport_.rank()], posted_++, elements_);
+ShardReduction::Arrival ShardReduction::receive(int64_t index) {
+  const auto own = segment(shards_[transport_.rank()], index, elements_);
   Arrival arrival;
   std::vector<Transfer> receives;
   for (int peer = 0; peer < transport_.size(); ++peer) {
@@ -111,7 +134,7 @@ void ShardReduction::post_receive() {
     }
   }
   arrival.request = transport_.exchange({}, receives, lane_);
-  arrivals_.push_back(std::move(arrival));
+  return arrival;
 }
 
 void ShardReduction::finish(
@@ -122,9 +145,7 @@ void ShardReduction::finish(
     const Arrival arrival = std::move(arrivals_.front());
     arrivals_.pop_front();
     arrival.request->wait(deadline);
-    if (posted_ < count_) {
-      post_receive();
-    }
+    post_receives(index + 1);
     std::vector<const void*> sources;
     sources.reserve(arrival.pieces.size());
     for (const auto& piece : arrival.pieces) {
@@ -137,6 +158,8 @@ void ShardReduction::finish(
         to.mutable_data_ptr(),
         to.numel());
     folded(index);
+    post_sends(index + 1);
+    wait_all_but(2 * window_, sends_, deadline);
   }
   wait_all(sends_, deadline);
 }

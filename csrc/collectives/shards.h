@@ -29,12 +29,20 @@ int64_t segment_count(const std::vector<at::Tensor>& shards, int64_t elements);
 /// Elements of a segment of such a tensor.
 int64_t segment_elements(const at::Tensor& like, const Transport& transport);
 
+/// Waits for all but the last ones, and forgets those that it waited for.
+void wait_all_but(
+    int64_t last,
+    std::deque<RequestPtr>& requests,
+    Deadline deadline);
+
 /// Waits for all of them.
-void wait_all(const std::vector<RequestPtr>& requests, Deadline deadline);
+void wait_all(std::deque<RequestPtr>& requests, Deadline deadline);
 
 /// The first half of a two-stage reduction: every rank sends shard p to rank p
-/// and folds the shards it gets, in rank order. All sends are posted at once,
-/// receives a few segments ahead, so memory stays bounded.
+/// and folds the shards it gets, in rank order. A window of segments is under
+/// way at a time, and receives are posted for some of them, so that neither
+/// what a late rank has to keep nor the memory for what arrives grows with the
+/// tensor.
 class ShardReduction {
  public:
   /// Starts sending. `shards`: flat, one per rank; read until finish() returns.
@@ -54,6 +62,15 @@ class ShardReduction {
       const at::Tensor& out,
       const std::function<void(int64_t)>& folded);
 
+  /// Segments of the longest shard.
+  int64_t count() const {
+    return count_;
+  }
+  /// No rank folds a segment so many after one that this rank has not folded.
+  int64_t window() const {
+    return window_;
+  }
+
  private:
   struct Arrival {
     std::vector<ScratchPool::Loan> buffers;
@@ -61,9 +78,10 @@ class ShardReduction {
     RequestPtr request;
   };
 
-  void post_sends();
-  void post_receives();
-  void post_receive();
+  void post_sends(int64_t folded);
+  void post_receives(int64_t arrived);
+  Arrival receive(int64_t index);
+  RequestPtr send(int64_t index);
 
   const std::vector<at::Tensor> shards_;
   const ReduceOp op_;
@@ -72,8 +90,11 @@ class ShardReduction {
   const Lane lane_;
   const int64_t elements_; ///< of a segment
   const int64_t count_;
-  std::vector<RequestPtr> sends_;
-  int64_t posted_ = 0; ///< segments whose receive is posted
+  const int64_t ahead_; ///< segments whose receives are posted at a time
+  const int64_t window_;
+  int64_t sent_ = 0; ///< segments
+  int64_t posted_ = 0; ///< segments whose receives are
+  std::deque<RequestPtr> sends_;
   std::deque<Arrival> arrivals_;
 };
 

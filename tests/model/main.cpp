@@ -123,6 +123,7 @@ int main(int argc, char** argv) {
   test_codec_for();
   test_error_feedback();
   test_burst(store);
+  test_window();
   run_shm_seeds(options);
   run_seeds(options, store);
   std::cout << "model: " << options.seeds << " seeds from " << options.first

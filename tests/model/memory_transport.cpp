@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cstring>
 #include <sstream>
 
@@ -110,6 +111,11 @@ std::string Network::describe() {
   return out.str();
 }
 
+size_t Network::most_waiting() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return most_waiting_;
+}
+
 RequestPtr Network::post(
     int rank,
     const std::vector<Transfer>& sends,
@@ -168,11 +174,14 @@ Network::MessagePtr Network::put(
   }
   auto& [sends, receives] = mailboxes_[key];
   (is_send ? sends : receives).push_back(sent);
+  ++waiting_;
   while (!sends.empty() && !receives.empty()) {
     pairs_.push_back({std::move(sends.front()), std::move(receives.front())});
     sends.pop_front();
     receives.pop_front();
+    waiting_ -= 2;
   }
+  most_waiting_ = std::max(most_waiting_, waiting_);
   return message;
 }
 

@@ -50,6 +50,9 @@ class Network {
   /// What waits in the mailboxes.
   std::string describe();
 
+  /// The most messages that have waited there at once, sent or to be received.
+  size_t most_waiting();
+
  private:
   friend class MemoryTransport;
   class Posting;
@@ -106,6 +109,8 @@ class Network {
   std::condition_variable arrived_;
   std::condition_variable matched_;
   std::map<Key, Mailbox> mailboxes_;
+  size_t waiting_ = 0; ///< in the mailboxes
+  size_t most_waiting_ = 0;
   std::vector<Pair> pairs_; ///< on the way
   std::vector<std::vector<FrameHeader>> frames_; ///< by rank
   std::string complaint_;
@@ -123,6 +128,10 @@ class MemoryTransport final : public Transport {
 
   const char* name() const override {
     return "memory";
+  }
+  /// Short, so that the tensors of the model have many.
+  int64_t segment_bytes() const override {
+    return 1024;
   }
   RequestPtr exchange(
       const std::vector<Transfer>& sends,

@@ -1,11 +1,13 @@
 #include "unit_tests.h"
 
 #include "arguments.h"
+#include "collectives/running.h"
 #include "engine/engine.h"
 #include "memory_transport.h"
 #include "require.h"
 
 #include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 namespace hvd::model {
@@ -291,6 +293,33 @@ void test_burst(const c10::intrusive_ptr<c10d::Store>& store) {
   for (const auto& frames : network->frames()) {
     REQUIRE(frames.size() == 2 || frames.size() == 3);
   }
+}
+
+void test_window() {
+  constexpr int64_t kSegments = 1000;
+  // Of 16 segments, in two stages, two ranks send and post receives: each of
+  // them may be a window ahead of the other.
+  constexpr size_t kMostWaiting = 2 * 2 * 2 * 2 * 16;
+  const auto network = std::make_shared<Network>(kRanks, 0, 0);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    ranks.emplace_back([&network, rank] {
+      MemoryTransport transport(network, rank);
+      const int64_t elements = transport.segment_bytes() / sizeof(float);
+      auto tensor = at::full({kRanks * kSegments * elements}, rank + 1.0F);
+      auto collective = allreduce(tensor.numel());
+      collective.inputs = collective.outputs = {tensor};
+      const auto running = start(collective, transport);
+      const auto deadline = Clock::now() + std::chrono::minutes(1);
+      running->advance(deadline);
+      running->finish(deadline);
+      REQUIRE(tensor.equal(at::full_like(tensor, 3.0F)));
+    });
+  }
+  for (auto& rank : ranks) {
+    rank.join();
+  }
+  REQUIRE(network->most_waiting() <= kMostWaiting);
 }
 
 } // namespace hvd::model

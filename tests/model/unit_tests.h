@@ -22,4 +22,7 @@ void test_error_feedback();
 /// A hundred small all_reduces take three frames.
 void test_burst(const c10::intrusive_ptr<c10d::Store>& store);
 
+/// However many segments an all_reduce has, few are on the way.
+void test_window();
+
 } // namespace hvd::model
