@@ -33,7 +33,7 @@ std::vector<int> all_but(int rank, int size) {
 /// Encoded numbers in memory on loan.
 struct Message {
   Message(const Codec& codec, int64_t count, ScratchPool& pool)
-      : loan(pool.lend(encoded_bytes(codec, kSegment))),
+      : loan(pool.lend(encoded_bytes(codec, count))),
         encoded(loan.bytes(encoded_bytes(codec, count))) {}
 
   ScratchPool::Loan loan;

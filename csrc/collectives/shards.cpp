@@ -128,7 +128,7 @@ ShardReduction::Arrival ShardReduction::receive(int64_t index) {
       arrival.pieces.push_back(own);
     } else {
       arrival.buffers.push_back(
-          transport_.scratch().lend(transport_.segment_bytes()));
+          transport_.scratch().lend(static_cast<int64_t>(own.nbytes())));
       arrival.pieces.push_back(arrival.buffers.back().as(own));
       receives.push_back({peer, arrival.pieces.back()});
     }

@@ -3,6 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
+#include <bit>
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -49,13 +51,15 @@ class ScratchPool {
     at::Tensor bytes_;
   };
 
-  /// `bytes` long, with undefined content. Ask for few different
-  /// lengths: a buffer serves its own only.
+  /// At least so long, with undefined content. Of lengths that are powers of
+  /// two, so that a buffer serves again for others of about its length.
   Loan lend(int64_t bytes) {
+    const auto length =
+        static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(bytes)));
     std::lock_guard<std::mutex> lock(mutex_);
-    auto& free = free_[bytes];
+    auto& free = free_[length];
     if (free.empty()) {
-      return {*this, at::empty({bytes}, at::kByte)};
+      return {*this, at::empty({length}, at::kByte)};
     }
     at::Tensor buffer = std::move(free.back());
     free.pop_back();
