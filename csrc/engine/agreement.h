@@ -36,7 +36,8 @@ class Mismatch : public std::runtime_error {
 /// those numbers, which all ranks learn from the same frames, bounds the next
 /// batch.
 ///
-/// Threads: one may check() while others, one at a time, call the rest.
+/// Threads: one may check() while others, one at a time, call the rest; and
+/// agreed() may be called by any.
 class Agreement {
  public:
   /// Takes note of the next collective in sequence; returns the hash of all

@@ -8,11 +8,19 @@ namespace hvd {
 
 namespace {
 
-constexpr size_t kBatchesInFlight = 2;
+// What is under way at once. The first stage of as much as this has left its
+// rank when the first is waited for.
+constexpr int64_t kStartedBytes = 64 * 1024 * 1024;
 
-// Long enough to hide the latency of the second stage, and no longer: the first
-// of a batch is done when the last is.
-constexpr int64_t kBatchBytes = 16 * 1024 * 1024;
+// What is folded of that before the first is finished: long enough that its
+// second stage hides behind the first stage of others, which went before it.
+constexpr int64_t kAdvancedBytes = 32 * 1024 * 1024;
+
+// The same where waiting threads move messages: a wait hides nothing there, and
+// what is folded is best passed on while caches have it (64 MB cost a fifth
+// over shared memory).
+constexpr int64_t kStartedAtHand = 4 * 1024 * 1024;
+constexpr int64_t kAdvancedAtHand = 0;
 
 // A tensor of so many times the cutoff takes long enough that one more short
 // message to each rank does not show.
@@ -20,32 +28,43 @@ constexpr int64_t kCutoffs = 4;
 
 } // namespace
 
+LargeTrack::LargeTrack(
+    Transport& transport,
+    const Agreement& agreement,
+    const Limits& limits)
+    : transport_(transport),
+      agreement_(agreement),
+      limits_(limits),
+      most_started_(
+          transport.moves_by_itself() ? kStartedBytes : kStartedAtHand),
+      most_advanced_(
+          transport.moves_by_itself() ? kAdvancedBytes : kAdvancedAtHand) {}
+
 Batch LargeTrack::next(uint64_t tail) {
   Batch batch;
   tail_ = tail;
-  if (started.size() == kBatchesInFlight) {
-    return batch;
-  }
-  const uint64_t agreed = std::max(agreement_.agreed(), agreed_.load());
-  int64_t bytes = 0;
-  do {
-    bytes += tensor_bytes(*queue.front().collective);
+  const int64_t bytes = tensor_bytes(*queue.front().collective);
+  if (started.empty() || started_bytes_ + bytes <= most_started_) {
+    started_bytes_ += bytes;
     batch.items.push_back(std::move(queue.front()));
     queue.pop_front();
-  } while (!queue.empty() && queue.front().collective->seq < agreed &&
-           bytes + tensor_bytes(*queue.front().collective) <= kBatchBytes);
+  }
   return batch;
 }
 
 Rest LargeTrack::start(Batch& batch) {
-  for (const auto& item : batch.items) {
-    batch.running.push_back(hvd::start(*item.collective, transport_));
-    if (tells_tail(*item.collective)) {
-      batch.running.push_back(
-          std::make_unique<TailExchange>(
-              *item.collective, transport_, tail_, agreed_));
-    }
+  const Collective& collective = *batch.items[0].collective;
+  batch.running.push_back(hvd::start(collective, transport_));
+  if (tells_tail(collective)) {
+    batch.running.push_back(
+        std::make_unique<TailExchange>(collective, transport_, tail_, agreed_));
   }
+  Turn turn{collective.seq, tensor_bytes(collective), {}};
+  for (const auto& running : batch.running) {
+    turn.running.push_back(running.get());
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  turns_.push_back(std::move(turn));
   return Rest::Outputs;
 }
 
@@ -57,9 +76,38 @@ bool LargeTrack::tells_tail(const Collective& collective) const {
 }
 
 bool LargeTrack::finish(Batch& batch) {
-  finish_all(batch.running, batch.deadline);
+  const uint64_t first = batch.items[0].collective->seq;
+  while (const auto turn = next_turn(first)) {
+    for (Running* const running : turn->running) {
+      running->advance(batch.deadline);
+    }
+  }
+  for (const auto& running : batch.running) {
+    running->finish(batch.deadline);
+  }
+  const int64_t bytes = tensor_bytes(*batch.items[0].collective);
+  advanced_bytes_ -= bytes;
+  started_bytes_ -= bytes;
   batch.times.exchanged = Clock::now();
   return true;
+}
+
+std::optional<LargeTrack::Turn> LargeTrack::next_turn(uint64_t first) {
+  const uint64_t agreed = std::max(agreement_.agreed(), agreed_.load());
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (turns_.empty()) {
+    return {};
+  }
+  const uint64_t seq = turns_.front().seq;
+  const int64_t bytes = turns_.front().bytes;
+  if (seq > first &&
+      (seq >= agreed || advanced_bytes_ + bytes > most_advanced_)) {
+    return {};
+  }
+  advanced_bytes_ += bytes;
+  std::optional<Turn> turn(std::move(turns_.front()));
+  turns_.pop_front();
+  return turn;
 }
 
 } // namespace hvd

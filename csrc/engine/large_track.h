@@ -6,34 +6,53 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <vector>
 
 namespace hvd {
 
-/// Large collectives: each travels by itself and in place. A batch is what may
-/// be waited for together, because it is known to be ready on every rank; ranks
-/// need not cut it alike. Two batches under way hide the gap between them.
+/// Large collectives: each travels by itself and in place, many at once. Those
+/// that are known to be ready on every rank advance before the first of them is
+/// finished; ranks need not know of the same ones.
 class LargeTrack final : public Track {
  public:
   /// `agreement`: read only.
   LargeTrack(
       Transport& transport,
       const Agreement& agreement,
-      const Limits& limits)
-      : transport_(transport), agreement_(agreement), limits_(limits) {}
+      const Limits& limits);
 
   Batch next(uint64_t tail) override;
   Rest start(Batch& batch) override;
   bool finish(Batch& batch) override;
 
  private:
+  /// A collective under way that is yet to advance.
+  struct Turn {
+    uint64_t seq;
+    int64_t bytes;
+    std::vector<Running*> running; ///< of its batch
+  };
+
+  /// The next to advance, until the one of that number is finished; nothing if
+  /// that has to come first.
+  std::optional<Turn> next_turn(uint64_t first);
   bool tells_tail(const Collective& collective) const;
 
   Transport& transport_;
   const Agreement& agreement_;
   const Limits limits_;
+  const int64_t most_started_; ///< bytes at a time
+  const int64_t most_advanced_; ///< bytes that are not finished
   std::atomic<uint64_t> tail_{0}; ///< when next() was last asked
   /// See Agreement::agreed(); from what ranks tell each other on this track.
   std::atomic<uint64_t> agreed_{0};
+  std::atomic<int64_t> started_bytes_{0}; ///< and not finished
+  int64_t advanced_bytes_ = 0; ///< and not finished; for who finishes
+  std::mutex mutex_; ///< guards what follows
+  std::deque<Turn> turns_; ///< in order
 };
 
 } // namespace hvd

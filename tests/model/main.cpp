@@ -124,6 +124,7 @@ int main(int argc, char** argv) {
   test_error_feedback();
   test_burst(store);
   test_window();
+  test_ahead();
   run_shm_seeds(options);
   run_seeds(options, store);
   std::cout << "model: " << options.seeds << " seeds from " << options.first

@@ -137,6 +137,9 @@ class MemoryTransport final : public Transport {
       const std::vector<Transfer>& sends,
       const std::vector<Transfer>& receives,
       const Lane& lane) override {
+    for (const auto& send : sends) {
+      sent_bytes_ += send.buffer.nbytes();
+    }
     return network_->post(rank(), sends, receives, &lane);
   }
   RequestPtr exchange_frames(

@@ -3,6 +3,7 @@
 #include "arguments.h"
 #include "collectives/running.h"
 #include "engine/engine.h"
+#include "engine/large_track.h"
 #include "memory_transport.h"
 #include "require.h"
 
@@ -320,6 +321,64 @@ void test_window() {
     rank.join();
   }
   REQUIRE(network->most_waiting() <= kMostWaiting);
+}
+
+void test_ahead() {
+  constexpr int64_t kCalls = 10;
+  constexpr int64_t kCount = 1000;
+  const auto network = std::make_shared<Network>(kRanks, 0, 0);
+  struct Rank {
+    Rank(const std::shared_ptr<Network>& network, int number)
+        : transport(network, number), track(transport, agreement, {}) {
+      for (int64_t call = 0; call < kCalls; ++call) {
+        auto& collective = collectives.emplace_back(allreduce(kCount));
+        collective.seq = call;
+        collective.inputs =
+            collective.outputs = {at::full({kCount}, number + 1.0F)};
+        track.queue.push_back({nullptr, &collective, 0, {}});
+      }
+      while (!track.queue.empty()) {
+        track.started.push_back(track.next(kCalls));
+        track.started.back().deadline = Clock::now() + std::chrono::minutes(1);
+        track.start(track.started.back());
+      }
+    }
+
+    void finish_one() {
+      REQUIRE(track.finish(track.started.front()));
+      track.started.pop_front();
+    }
+
+    MemoryTransport transport;
+    Agreement agreement;
+    LargeTrack track;
+    std::deque<Collective> collectives;
+  };
+  Rank one(network, 0);
+  Rank other(network, 1);
+  std::thread first([&] { one.finish_one(); });
+  other.finish_one(); // which tells each that both have all
+  first.join();
+
+  std::thread second([&] { one.finish_one(); });
+  // Half of a tensor in each stage, and a number.
+  constexpr uint64_t kAll = kCalls * (kCount * sizeof(float) + sizeof(int64_t));
+  while (one.transport.sent_bytes() < kAll) {
+    REQUIRE(Clock::now() < one.track.started.back().deadline);
+    std::this_thread::yield();
+  }
+  while (!other.track.started.empty()) {
+    other.finish_one();
+  }
+  second.join();
+  while (!one.track.started.empty()) {
+    one.finish_one();
+  }
+  for (const Rank* rank : {&one, &other}) {
+    for (const auto& collective : rank->collectives) {
+      REQUIRE(collective.outputs[0].equal(at::full({kCount}, 3.0F)));
+    }
+  }
 }
 
 } // namespace hvd::model

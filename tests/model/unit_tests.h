@@ -25,4 +25,8 @@ void test_burst(const c10::intrusive_ptr<c10d::Store>& store);
 /// However many segments an all_reduce has, few are on the way.
 void test_window();
 
+/// Large collectives that every rank has ready advance before the first of them
+/// is finished.
+void test_ahead();
+
 } // namespace hvd::model
