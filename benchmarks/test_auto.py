@@ -13,7 +13,7 @@ from benchmarks.test_all_reduce import bus_factor, reduce_all, sync
 from benchmarks.test_verbs import VERBS, move
 
 QUICK_SIZES = (1 << 10, 1 << 24)
-SIZES = (4, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
+SIZES = (1 << 6, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 TARGET = 1.05
 
 BY_NAME = [("hvd:transport=auto", f"hvd:transport={name}") for name in ("shm", "gloo")]
