@@ -105,6 +105,7 @@ def test_large_tensors_take_no_frames() -> None:
     seen = counts()
     assert seen["frames"] == 0
     assert seen["tensors"] == 40
+    assert seen["responses"] == 40  # each is done when it is
 
 
 @pytest.mark.ranks(2)

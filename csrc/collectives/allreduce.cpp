@@ -55,13 +55,10 @@ class Allreduce final : public Running {
   // A peer's segment arrives where this rank's contribution to it is read from.
   // The peer has that by then, or it could not have folded it.
   RequestPtr receive(int64_t index) {
-    std::vector<Transfer> receives;
-    for (int peer = 0; peer < transport_.size(); ++peer) {
-      if (peer != transport_.rank()) {
-        receives.push_back({peer, segment(outputs_[peer], index, elements_)});
-      }
-    }
-    return transport_.exchange({}, receives, lane_.next_stage());
+    return transport_.exchange(
+        {},
+        segments_of_others(transport_, outputs_, index, elements_),
+        lane_.next_stage());
   }
 
   RequestPtr send(int64_t index) {

@@ -25,13 +25,10 @@ class Broadcast final : public Running {
     for (int64_t index = 0; index < count_; ++index) {
       std::vector<Transfer> sends;
       std::vector<Transfer> receives;
-      if (rank != root_) {
+      if (rank == root_) {
+        sends = segments_of_others(transport, shards_, index, elements_);
+      } else {
         receives.push_back({root_, segment(shards_[rank], index, elements_)});
-      }
-      for (int peer = 0; rank == root_ && peer < transport.size(); ++peer) {
-        if (peer != root_) {
-          sends.push_back({peer, segment(shards_[peer], index, elements_)});
-        }
       }
       scattered_.push_back(transport.exchange(sends, receives, lane_));
     }

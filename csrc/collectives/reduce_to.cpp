@@ -38,13 +38,10 @@ class Reduce final : public Running {
     reduction_.finish(deadline, folded, [&](auto index) {
       std::vector<Transfer> sends;
       std::vector<Transfer> receives;
-      if (!is_root) {
+      if (is_root) {
+        receives = segments_of_others(transport_, outputs_, index, elements_);
+      } else {
         sends.push_back({root_, segment(folded, index, elements_)});
-      }
-      for (int peer = 0; is_root && peer < transport_.size(); ++peer) {
-        if (peer != root_) {
-          receives.push_back({peer, segment(outputs_[peer], index, elements_)});
-        }
       }
       to_root_.push_back(
           transport_.exchange(sends, receives, lane_.next_stage()));

@@ -55,6 +55,20 @@ int64_t segment_elements(const at::Tensor& like, const Transport& transport) {
   return transport.segment_bytes() / static_cast<int64_t>(like.element_size());
 }
 
+std::vector<Transfer> segments_of_others(
+    const Transport& transport,
+    const std::vector<at::Tensor>& shards,
+    int64_t index,
+    int64_t elements) {
+  std::vector<Transfer> transfers;
+  for (int peer = 0; peer < transport.size(); ++peer) {
+    if (peer != transport.rank()) {
+      transfers.push_back({peer, segment(shards[peer], index, elements)});
+    }
+  }
+  return transfers;
+}
+
 void wait_all_but(
     int64_t last,
     std::deque<RequestPtr>& requests,
@@ -110,13 +124,8 @@ void ShardReduction::post_receives(int64_t arrived) {
 }
 
 RequestPtr ShardReduction::send(int64_t index) {
-  std::vector<Transfer> sends;
-  for (int peer = 0; peer < transport_.size(); ++peer) {
-    if (peer != transport_.rank()) {
-      sends.push_back({peer, segment(shards_[peer], index, elements_)});
-    }
-  }
-  return transport_.exchange(sends, {}, lane_);
+  return transport_.exchange(
+      segments_of_others(transport_, shards_, index, elements_), {}, lane_);
 }
 
 ShardReduction::Arrival ShardReduction::receive(int64_t index) {

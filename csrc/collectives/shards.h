@@ -29,6 +29,14 @@ int64_t segment_count(const std::vector<at::Tensor>& shards, int64_t elements);
 /// Elements of a segment of such a tensor.
 int64_t segment_elements(const at::Tensor& like, const Transport& transport);
 
+/// Segment `index` of every other rank's shard, to be sent to it or received
+/// from it.
+std::vector<Transfer> segments_of_others(
+    const Transport& transport,
+    const std::vector<at::Tensor>& shards,
+    int64_t index,
+    int64_t elements);
+
 /// Waits for all but the last ones, and forgets those that it waited for.
 void wait_all_but(
     int64_t last,
