@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_hvd import _check_build, _flags, _hosts, _run, _translate, hvdrun
+from torch_hvd import _addresses, _check_build, _flags, _hosts, _run, _translate, hvdrun
 
 RANK = f"{sys.executable} -I {_translate._RANK}"
 VERSIONS = {
@@ -33,6 +33,8 @@ def mpiruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(_hosts, "is_here", lambda host: host.name in ("localhost", "here"))
+    monkeypatch.setattr(_addresses, "resolve", {"here": "10.0.0.1", "localhost": "127.0.0.1"}.get)
+    monkeypatch.setattr(_addresses, "own", lambda: "10.0.0.2")
     for name in os.environ.keys() - {"PATH"}:
         monkeypatch.delenv(name)
     local = {*_translate._LOCAL_NAMES, "PYTEST_CURRENT_TEST"}  # which pytest sets again
@@ -121,6 +123,19 @@ LO5 = "--mca btl_tcp_if_include lo --prtemca prte_if_include lo"
             "-H far:1,here:2",
             "MASTER_ADDR=far ",
             f"-np 2 -hosts far:1,here:2 -prepend-rank {RANK} --abort python a.py",
+        ),
+        *(
+            (
+                "intel",
+                f"-H {first}:1,{second}:2",
+                f"MASTER_ADDR={address} ",
+                f"-np 2 -hosts {first}:1,{second}:2 -prepend-rank {RANK} --abort python a.py",
+            )
+            for first, second, address in [
+                ("far", "here", "far"),
+                ("here", "far", "10.0.0.1"),
+                ("localhost", "far", "10.0.0.2"),
+            ]
         ),
     ],
 )

@@ -18,6 +18,8 @@ PRTED = ["/opt/bin/prted", "--prtemca", "ess", "env", "--prtemca", "prte_hnp_uri
 PRTERUN = ["/opt/bin/prterun", "-H", "a:1,b:2", "-np", "3", "python", "train.py"]
 PROXY = ["/opt/bin/hydra_pmi_proxy", "--control-port", "node7:40811", "--proxy-id", "1"]
 
+PROXY_OF_INTEL = ["/opt/bin//hydra_pmi_proxy", "--usize", "-1", "--auto-cleanup", "1"]
+
 
 def open_mpi(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
@@ -90,6 +92,25 @@ FOUND: dict[str, tuple[Mapping[str, str], Sequence[str], Launch]] = {
         hydra(1, 2, 0, 1),
         PROXY,
         Launch("Hydra", 1, 2, 0, 1, "node7:40811", ("node7",)),
+    ),
+    "intel-mpi-one-host": (
+        {**hydra(1, 2, 1, 2), "I_MPI_HYDRA_UUID": "7b4e0000-0b3a"},
+        PROXY_OF_INTEL,
+        Launch("Hydra", 1, 2, 1, 2, "7b4e0000-0b3a", master_is_here=True),
+    ),
+    "intel-mpi-two-hosts": (
+        {**hydra(1, 2, 0, 1), "I_MPI_HYDRA_UUID": "7b4e0000-0b3a"},
+        PROXY_OF_INTEL,
+        Launch("Hydra", 1, 2, 0, 1, "7b4e0000-0b3a"),
+    ),
+    "intel-mpi-in-a-job-of-slurm": (
+        {
+            **hydra(1, 2, 0, 1),
+            "I_MPI_HYDRA_UUID": "7b4e0000-0b3a",
+            "SLURM_JOB_NODELIST": "n[07-08]",
+        },
+        PROXY_OF_INTEL,
+        Launch("Hydra", 1, 2, 0, 1, "7b4e0000-0b3a", ("n07",)),
     ),
     "hydra-nobody-to-ask": (hydra(1, 2, 0, 1), (), Launch("Hydra", 1, 2, 0, 1)),
     "slurm-two-hosts": (

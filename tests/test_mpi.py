@@ -98,7 +98,7 @@ def test_a_library_that_is_no_mpi() -> None:
 def test_open_mpi_without_a_launcher() -> None:
     error = same_error([str(OPEN_MPI)] * 2)
     assert "rank 0: Open MPI 5" in error
-    assert "start with mpirun or hvdrun, or pip install mpich" in error
+    assert "start with mpirun, hvdrun or srun --mpi=pmix, or pip install mpich" in error
 
 
 def both_abis(files: list[str]) -> str:

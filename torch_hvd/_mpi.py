@@ -119,8 +119,8 @@ def _found(
     text = f"{library.name} ({library.path})"
     if place is None and by is None and not library.speaks_pmi:
         return (
-            f"{text} works only in processes that mpirun has started: start with mpirun or hvdrun, "
-            "or pip install mpich, which needs neither"
+            f"{text} works only in processes that its launcher has started: start with mpirun, "
+            "hvdrun or srun --mpi=pmix, or pip install mpich, which needs none"
         )
     if place is None and only_if_it_fits and not _fits(library, by):
         return f"{text} is not the MPI whose launcher, of {by}, has started it"

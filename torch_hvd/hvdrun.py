@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import torch_hvd
-from torch_hvd import _flags, _hosts, _rendezvous, _settings, _translate
+from torch_hvd import _addresses, _flags, _hosts, _rendezvous, _settings, _translate
 
 # A new job has its own.
 _OF_THIS_PROCESS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -24,6 +24,13 @@ _NO_MPIRUN = (
 )
 
 
+_VERSIONS = {
+    "Open MPI": r"Open MPI\)? v?(\d\S*)",
+    "Intel MPI": r"Intel.*MPI.* Version (\S+)",
+    "Hydra": r"^ *Version: +(\S+)",  # MPICH's
+}
+
+
 def find_mpirun() -> str | None:
     """The mpirun of the environment, or else of the PATH."""
     own = sysconfig.get_path("scripts")
@@ -31,16 +38,18 @@ def find_mpirun() -> str | None:
 
 
 def version_of(mpirun: str) -> str:
-    """What `mpirun --version` says first, as "Open MPI 5.0.11" or "Hydra 5.0.2".
+    """What `mpirun --version` says, as "Open MPI 5.0.11", "Hydra 5.0.2" or "Intel MPI 2021.18".
 
     Raises:
         ValueError: it is none that is known.
         OSError: it cannot be run.
     """
     ran = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60)
-    if found := re.search(r"Open MPI\)? v?(\d\S*)|^ *Version: +(\S+)|Intel.*MPI", ran.stdout, re.M):
-        return f"Open MPI {found[1]}" if found[1] else f"Hydra {found[2] or 'of Intel MPI'}"
-    raise ValueError(f"{mpirun} is neither of Open MPI nor of MPICH: {ran.stdout[:100]!r}")
+    for kind, pattern in _VERSIONS.items():
+        if found := re.search(pattern, ran.stdout, re.M):
+            return f"{kind} {found[1]}"
+    said = ran.stdout or ran.stderr
+    raise ValueError(f"{mpirun} is neither of Open MPI nor of MPICH: {said[:100]!r}")
 
 
 def job_of(args: argparse.Namespace) -> _translate.Job:
@@ -91,7 +100,7 @@ def translate(
     kind, _, version = version_of(mpirun).rpartition(" ")
     major = int(version.split(".")[0]) if kind == "Open MPI" else None
     if job.remote and "MASTER_ADDR" not in environ:
-        job = _with(job, _master(job.hosts, local_first=major == 4))
+        job = _with(job, _master(job.hosts, kind, local_first=major == 4))
     if major is None:
         return _translate.hydra(job, mpirun)
     return _translate.open_mpi(job, mpirun, major, environ, os.geteuid() == 0)
@@ -101,14 +110,19 @@ def _with(job: _translate.Job, variables: Mapping[str, str]) -> _translate.Job:
     return dataclasses.replace(job, variables={**variables, **job.variables})
 
 
-def _master(hosts: Sequence[_hosts.Host], local_first: bool) -> dict[str, str]:
-    """Where rank 0 is, if that is not here: mpirun tells ranks only where it runs itself.
+def _master(hosts: Sequence[_hosts.Host], kind: str, local_first: bool) -> dict[str, str]:
+    """Where rank 0 is, if mpirun does not tell: at most it tells ranks where it runs itself.
 
     It is on the first host; but Open MPI 4 fills this host before all others.
     """
-    if any(map(_hosts.is_here, hosts if local_first else hosts[:1])):
+    if not any(map(_hosts.is_here, hosts if local_first else hosts[:1])):
+        return {"MASTER_ADDR": hosts[0].name}
+    if kind != "Intel MPI":
         return {}
-    return {"MASTER_ADDR": hosts[0].name}
+    address = _addresses.resolve(hosts[0].name)
+    if address is None or _addresses.is_loopback(address):
+        address = _addresses.own()
+    return {"MASTER_ADDR": address} if address else {}
 
 
 def wanted_mpirun(args: argparse.Namespace, job: _translate.Job) -> str | None:

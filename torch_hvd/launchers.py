@@ -97,12 +97,15 @@ def _hydra(environ: Mapping[str, str], launcher: Process) -> Launch | None:
     if numbers is None:
         return None
     _, size, _, local_size = numbers
-    # Where mpiexec listens for its proxies: no two on a host listen at the same port.
+    # Where mpiexec listens for its proxies: no two on a host listen at the same port. Those of
+    # Intel MPI are not told by their command line; it names the job, and Slurm the job's hosts.
     control = _after("--control-port", launcher())
+    job = control or environ.get("I_MPI_HYDRA_UUID")
     if size == local_size:
-        return Launch("Hydra", *numbers, control, master_is_here=True)
-    master = (control.rpartition(":")[0],) if control else ()
-    return Launch("Hydra", *numbers, control, master)
+        return Launch("Hydra", *numbers, job, master_is_here=True)
+    if control:
+        return Launch("Hydra", *numbers, job, (control.rpartition(":")[0],))
+    return Launch("Hydra", *numbers, job, expand(environ.get("SLURM_JOB_NODELIST", ""))[:1])
 
 
 def _slurm(environ: Mapping[str, str], launcher: Process) -> Launch | None:
