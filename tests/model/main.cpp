@@ -2,6 +2,7 @@
 // program ends, in order, with the right results. Shared memory likewise. See
 // --help.
 
+#include "frames_tests.h"
 #include "shm_tests.h"
 #include "simulation.h"
 #include "unit_tests.h"
@@ -125,6 +126,7 @@ int main(int argc, char** argv) {
   test_burst(store);
   test_window();
   test_ahead();
+  test_frame_lane(options.first);
   run_shm_seeds(options);
   run_seeds(options, store);
   std::cout << "model: " << options.seeds << " seeds from " << options.first

@@ -1,5 +1,7 @@
 #include "memory_transport.h"
 
+#include "collectives/frames.h"
+
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -144,13 +146,21 @@ RequestPtr Network::post(
     for (const auto& [peer, buffer] : sends) {
       add(rank, peer, buffer, true);
     }
-    if (lane == nullptr && !sends.empty()) {
+    if (lane == nullptr && !sends.empty() && is_own_frame(rank, sends[0])) {
       auto& header = frames_[rank].emplace_back();
-      std::memcpy(&header, sends[0].buffer.const_data_ptr(), sizeof(header));
+      const auto* const frame =
+          static_cast<const std::byte*>(sends[0].buffer.const_data_ptr());
+      std::memcpy(&header, frame + FrameLane::kPrefix, sizeof(header));
     }
   }
   matched_.notify_one();
   return std::make_unique<Posting>(*this, std::move(messages));
+}
+
+/// Rather than what a rank passes on to its neighbours.
+bool Network::is_own_frame(int rank, const Transfer& send) const {
+  return !hosts_.have_levels() ||
+      hosts_.host_of(rank) != hosts_.host_of(send.peer);
 }
 
 Network::MessagePtr Network::put(
