@@ -11,6 +11,7 @@ are ordered so that each starts once.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -28,6 +29,9 @@ HOSTS = "shm+gloo"  # what auto takes for ranks 0 and 1 on a host, and the rest 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--backend", default="hvd", help="run the ranks on another c10d backend, to test the tests"
+    )
+    parser.addoption(
+        "--allow-skips", metavar="PATTERN", help="fail if a test is skipped for another reason"
     )
     parser.addoption("--kills", type=int, default=50, help="rounds of tests/test_kills.py")
 
@@ -64,6 +68,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         rounds = range(metafunc.config.getoption("--kills") // 2)  # of each kind of memory
         some = [rounds[first : first + 25] for first in rounds[::25]]
         metafunc.parametrize("seeds", some, ids=lambda part: f"{part.start}-{part.stop - 1}")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    allowed = session.config.getoption("--allow-skips")
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if allowed is None or reporter is None:
+        return
+    for skipped in reporter.stats.get("skipped", []):
+        *_, reason = skipped.longrepr
+        if not re.search(allowed, reason):
+            reporter.write_line(f"\n{skipped.nodeid} may not be skipped: {reason}", red=True)
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope="module")
