@@ -57,14 +57,15 @@ class Slurm:
 
     Args:
         hosts: of which the first `count` become nodes; the controller runs on the first.
+            `others` after them have names alike, and Slurm's commands, as login nodes do.
         folder: for their files.
 
     Raises:
         RuntimeError: they did not come up; says what they logged.
     """
 
-    def __init__(self, hosts: Hosts, count: int, folder: Path) -> None:
-        self._hosts, self._count, self._folder = hosts, count, folder
+    def __init__(self, hosts: Hosts, count: int, folder: Path, others: int = 0) -> None:
+        self._hosts, self._count, self._folder, self._others = hosts, count, folder, others
         self._exit = ExitStack()
 
     def __enter__(self) -> Slurm:
@@ -92,7 +93,7 @@ class Slurm:
         return self.on(0, *command)
 
     def on(self, host: int, *command: str) -> list[str]:
-        """What runs a command on a node, which has a name and a /dev/shm of its own."""
+        """What runs a command on a host, which has a name and a /dev/shm of its own."""
         own = (
             f"mount --bind {self._folder}/hosts /etc/hosts",
             "mount -t tmpfs none /dev/shm",
@@ -104,8 +105,10 @@ class Slurm:
         return [*enter, "sh", "-c", " && ".join(own)]
 
     def _configure(self) -> None:
-        nodes = {f"n{host + 1}": self._hosts.address(host) for host in range(self._count)}
-        named = "".join(f"{address} {name}\n" for name, address in nodes.items())
+        every = range(self._count + self._others)
+        names = {f"n{host + 1}": self._hosts.address(host) for host in every}
+        nodes = dict(list(names.items())[: self._count])
+        named = "".join(f"{address} {name}\n" for name, address in names.items())
         (self._folder / "hosts").write_text(f"127.0.0.1 localhost\n{named}")
         (self._folder / "slurm.conf").write_text(
             _CONFIGURATION.format(

@@ -152,6 +152,20 @@ def test_mpirun(
     assert text == f"{variables}{chosen} {command}"
 
 
+@pytest.mark.parametrize("mpirun", ["openmpi5", "mpich"])
+def test_in_a_job_of_slurm(
+    capsys: pytest.CaptureFixture[str],
+    mpiruns: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mpirun: str,
+) -> None:
+    """mpirun has its hosts from Slurm, unless they are given."""
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    options = ("-np", "2", "--mpirun", str(mpiruns / mpirun))
+    assert "localhost" not in dry_run(capsys, *options, "python a.py")
+    assert "n2:2" in dry_run(capsys, *options, "-H", "n2:2", "python a.py")
+
+
 def test_what_other_hosts_get_of_the_environment(
     capsys: pytest.CaptureFixture[str], mpiruns: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,16 @@ FOUND: dict[str, tuple[Mapping[str, str], Sequence[str], Launch]] = {
         (),
         Launch("Open MPI", 1, 2, 1, 2, "prterun-a-7@1", master_is_here=True),
     ),
+    "open-mpi-in-a-job-of-slurm": (
+        {**open_mpi(2, 3, 1, 2), "SLURM_JOB_NODELIST": "n[07-08]"},
+        PRTED,
+        Launch("Open MPI", 2, 3, 1, 2, "prterun-a-7@1", ("n07",)),
+    ),
+    "hydra-in-a-job-of-slurm": (
+        {**hydra(1, 2, 0, 1), "SLURM_JOB_NODELIST": "n[07-08]"},
+        PROXY,
+        Launch("Hydra", 1, 2, 0, 1, "node7:40811", ("n07",)),
+    ),
     "hydra-one-host": (
         hydra(1, 2, 1, 2),
         PROXY,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -36,15 +36,20 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    with Hosts(2) as hosts, Slurm(hosts, 2, tmp_path_factory.mktemp("slurm")) as cluster:
+    with Hosts(3) as hosts, Slurm(hosts, 2, tmp_path_factory.mktemp("slurm"), others=1) as cluster:
         yield cluster
 
 
-def run(slurm: Slurm, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command on the first node."""
+def run(
+    slurm: Slurm,
+    *command: str,
+    host: int = 0,
+    variables: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command on the first node, or another host."""
     env, token = environment(variables)
     ran = subprocess.run(
-        slurm.command(*command), env=env, capture_output=True, text=True, timeout=150
+        slurm.on(host, *command), env=env, capture_output=True, text=True, timeout=150
     )
     assert left_of(token) == []
     return ran
@@ -87,25 +92,37 @@ def test_a_step(slurm: Slurm, options: list[str], expected: list[str]) -> None:
 def test_a_step_over_mpi(slurm: Slurm, pmi: str, library: Path) -> None:
     step = ("srun", f"--mpi={pmi}", "-N2", "--ntasks-per-node=2")
     variables = {"HVD_TRANSPORT": "mpi", "HVD_LIBMPI": str(library)}
-    ran = run(slurm, *step, sys.executable, "-c", SUM, **variables)
+    ran = run(slurm, *step, sys.executable, "-c", SUM, variables=variables)
     assert ran.returncode == 0, ran.stderr
     assert sorted(ran.stdout.splitlines()) == printed("mpi", (0, 2), (1, 2), (0, 2), (1, 2))
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("mpich", marks=needs_mpich),
-        pytest.param("openmpi", marks=needs_open_mpi),
-    ],
-)
-def test_mpirun_in_a_job(slurm: Slurm, tmp_path: Path, kind: str) -> None:
+KINDS = [
+    pytest.param("mpich", marks=needs_mpich),
+    pytest.param("openmpi", marks=needs_open_mpi),
+]
+JOB = ("salloc", "--quiet", "-N2", "--ntasks-per-node=2")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("host", [0, 2], ids=["on the first node", "on a login node"])
+def test_mpirun_in_a_job(slurm: Slurm, tmp_path: Path, kind: str, host: int) -> None:
     launch = plain(kind, mpirun(kind, tmp_path), 4)
     variables = {"HVD_TRANSPORT": "mpi"}
-    job = ("salloc", "--quiet", "-N2", "--ntasks-per-node=2")
-    ran = run(slurm, *job, *launch, sys.executable, "-c", SUM, **variables)
+    ran = run(slurm, *JOB, *launch, sys.executable, "-c", SUM, host=host, variables=variables)
     assert ran.returncode == 0, ran.stderr
     assert sorted(ran.stdout.splitlines()) == printed("mpi", (0, 2), (1, 2), (0, 2), (1, 2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hvdrun_in_a_job(slurm: Slurm, tmp_path: Path, kind: str) -> None:
+    """Without -H it takes the nodes of the job."""
+    launch = (sys.executable, "-m", "torch_hvd.hvdrun", "--mpirun", mpirun(kind, tmp_path))
+    ran = run(slurm, *JOB, *launch, "-np", "4", sys.executable, "-c", SUM)
+    assert ran.returncode == 0, ran.stderr
+    lines = [re.sub(r"^\[.*?\](<stdout>:)? ", "", line) for line in ran.stdout.splitlines()]
+    expected = printed("shm+gloo", (0, 2), (1, 2), (0, 2), (1, 2))
+    assert sorted(line for line in lines if line) == expected
 
 
 def test_torchrun_in_a_step(slurm: Slurm) -> None:

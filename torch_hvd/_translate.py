@@ -29,13 +29,15 @@ class Job:
     """What is to be started.
 
     `hosts` are in the order in which ranks fill them; `remote` tells whether one is another than
-    this. `variables` come on top of the environment.
+    this. Without any they are those of Slurm's job if it is `in_slurm`, else only this one.
+    `variables` come on top of the environment.
     """
 
     size: int
     command: tuple[str, ...]
     hosts: tuple[Host, ...] = ()
     remote: bool = False
+    in_slurm: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
     output: str | None = None
     interface: str | None = None
@@ -77,7 +79,7 @@ def open_mpi(
     handed_on = sorted(filter(_is_handed_on, {*environ, *job.variables})) if job.remote else ()
     return Command(
         (
-            *(mpirun, "-np", str(job.size), "-H", _hosts(job)),
+            *(mpirun, "-np", str(job.size), *_hosts("-H", job)),
             *(("--allow-run-as-root",) if root else ()),
             *(() if job.output else tagged),
             *_words(job.binding_args, "--bind-to none --map-by slot"),
@@ -95,7 +97,7 @@ def hydra(job: Job, mpirun: str) -> Command:
     """For MPICH and Intel MPI."""
     return Command(
         (
-            *(mpirun, "-np", str(job.size), "-hosts", _hosts(job)),
+            *(mpirun, "-np", str(job.size), *_hosts("-hosts", job)),
             *(() if job.output else ("-prepend-rank",)),
             *(("-iface", job.interface) if job.interface else ()),
             *_words(job.binding_args),
@@ -110,9 +112,11 @@ def _words(text: str | None, default: str = "") -> list[str]:
     return shlex.split(default if text is None else text)
 
 
-def _hosts(job: Job) -> str:
+def _hosts(option: str, job: Job) -> tuple[str, ...]:
+    if job.in_slurm and not job.hosts:
+        return ()  # mpirun knows them
     hosts = job.hosts or (Host("localhost", job.size),)
-    return ",".join(f"{host.name}:{host.slots}" for host in hosts)
+    return (option, ",".join(f"{host.name}:{host.slots}" for host in hosts))
 
 
 def _is_handed_on(name: str) -> bool:

@@ -74,6 +74,7 @@ def job_of(args: argparse.Namespace) -> _translate.Job:
         command=tuple(args.command),
         hosts=hosts,
         remote=remote,
+        in_slurm="SLURM_JOB_NODELIST" in os.environ,
         variables=_flags.settings(args),
         output=args.output_filename and os.path.abspath(args.output_filename),
         interface=args.network_interface,

@@ -1,8 +1,8 @@
 """Who started this process, and as which rank: what mpirun and srun leave where it can see it.
 
 Open MPI 4 and 5, Hydra (MPICH, Intel MPI) and Slurm say ranks and sizes in variables. No variable
-says where rank 0 is, so on several hosts that comes from what the launcher's own process on this
-host was started with, and from Slurm's list of hosts. Nothing here talks to anybody.
+says where rank 0 is, so on several hosts that comes from Slurm's list of hosts, or else from what
+the launcher's own process on this host was started with. Nothing here talks to anybody.
 """
 
 from __future__ import annotations
@@ -81,8 +81,9 @@ def _open_mpi(environ: Mapping[str, str], launcher: Process) -> Launch | None:
     if numbers is None:
         return None
     _, size, _, local_size = numbers
-    master, here = (), size == local_size
-    if not here:
+    here = size == local_size
+    master = () if here else _first_of_slurm(environ)
+    if not here and not master:
         # The address of mpirun: version 4 tells everyone, 5 its daemons on other hosts.
         command = launcher()
         uri = environ.get("OMPI_MCA_orte_hnp_uri") or _after("prte_hnp_uri", command)
@@ -97,15 +98,19 @@ def _hydra(environ: Mapping[str, str], launcher: Process) -> Launch | None:
     if numbers is None:
         return None
     _, size, _, local_size = numbers
-    # Where mpiexec listens for its proxies: no two on a host listen at the same port. Those of
-    # Intel MPI are not told by their command line; it names the job, and Slurm the job's hosts.
+    # Where mpiexec listens for its proxies: no two on a host listen at the same port. Intel MPI
+    # does not say it in their command line, but names the job.
     control = _after("--control-port", launcher())
     job = control or environ.get("I_MPI_HYDRA_UUID")
     if size == local_size:
         return Launch("Hydra", *numbers, job, master_is_here=True)
-    if control:
-        return Launch("Hydra", *numbers, job, (control.rpartition(":")[0],))
-    return Launch("Hydra", *numbers, job, expand(environ.get("SLURM_JOB_NODELIST", ""))[:1])
+    by_control = (control.rpartition(":")[0],) if control else ()
+    return Launch("Hydra", *numbers, job, _first_of_slurm(environ) or by_control)
+
+
+def _first_of_slurm(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Where an mpirun in a job of Slurm has rank 0, also if it runs on a login node itself."""
+    return expand(environ.get("SLURM_JOB_NODELIST", ""))[:1]
 
 
 def _slurm(environ: Mapping[str, str], launcher: Process) -> Launch | None:
