@@ -1,7 +1,7 @@
 """A cluster of Slurm on the hosts of a rig: its real daemons, one node for each host.
 
     with Hosts(2) as hosts, Slurm(hosts, 2, folder) as slurm:
-        subprocess.run(slurm.command("srun", "-N2", "-n4", "hostname"))
+        subprocess.run(slurm.on(0, "srun", "-N2", "-n4", "hostname"))
 
 Nodes are called n1, n2 and so on, as their hosts are there, and have as many CPUs as is said. Needs
 root, and Debian's slurmctld, slurmd, slurm-client and munge; `srun --mpi=pmix` needs libpmix-dev.
@@ -88,10 +88,6 @@ class Slurm:
     ) -> None:
         self._exit.close()
 
-    def command(self, *command: str) -> list[str]:
-        """What runs a command of Slurm's on the first node."""
-        return self.on(0, *command)
-
     def on(self, host: int, *command: str) -> list[str]:
         """What runs a command on a host, which has a name and a /dev/shm of its own."""
         own = (
@@ -146,7 +142,7 @@ class Slurm:
             time.sleep(0.1)
 
     def _said(self, *command: str) -> str:
-        ran = subprocess.run(self.command(*command), capture_output=True, text=True)
+        ran = subprocess.run(self.on(0, *command), capture_output=True, text=True)
         return (ran.stdout + ran.stderr).strip()
 
 

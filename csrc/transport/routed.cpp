@@ -5,24 +5,13 @@ namespace hvd {
 class RoutedTransport::RoutedRequest final : public Request {
  public:
   /// Either half may be null.
-  RoutedRequest(
-      RoutedTransport& transport,
-      RequestPtr near,
-      RequestPtr far,
-      First first)
-      : transport_(transport),
-        near_(std::move(near)),
-        far_(std::move(far)),
-        first_(first) {}
+  RoutedRequest(RoutedTransport& transport, RequestPtr near, RequestPtr far)
+      : transport_(transport), near_(std::move(near)), far_(std::move(far)) {}
 
   void wait(Deadline deadline) override {
-    if (first_ == First::Near) {
-      wait(near_, transport_.far_attendant_, deadline);
-      wait(far_, transport_.near_attendant_, deadline);
-    } else {
-      wait(far_, transport_.near_attendant_, deadline);
-      wait(near_, transport_.far_attendant_, deadline);
-    }
+    // In this order: large messages want a waiting thread to read them.
+    wait(near_, transport_.far_attendant_, deadline);
+    wait(far_, transport_.near_attendant_, deadline);
   }
 
   int source() const override {
@@ -46,7 +35,6 @@ class RoutedTransport::RoutedRequest final : public Request {
   RoutedTransport& transport_;
   const RequestPtr near_;
   const RequestPtr far_;
-  const First first_;
 };
 
 RoutedTransport::RoutedTransport(
@@ -95,7 +83,6 @@ template <typename Start>
 RequestPtr RoutedTransport::start(
     const std::vector<Transfer>& sends,
     const std::vector<Transfer>& receives,
-    First first,
     Start start_half) {
   const auto [near_sends, far_sends] = split(sends);
   const auto [near_receives, far_receives] = split(receives);
@@ -109,7 +96,7 @@ RequestPtr RoutedTransport::start(
     far = start_half(*far_, far_sends, far_receives);
   }
   return std::make_unique<RoutedRequest>(
-      *this, std::move(near), std::move(far), first);
+      *this, std::move(near), std::move(far));
 }
 
 RequestPtr RoutedTransport::exchange(
@@ -119,7 +106,7 @@ RequestPtr RoutedTransport::exchange(
   const auto start_half = [&](auto& half, auto& to, auto& from) {
     return half.exchange(to, from, lane);
   };
-  return start(sends, receives, First::Near, start_half);
+  return start(sends, receives, start_half);
 }
 
 RequestPtr RoutedTransport::exchange_frames(
@@ -128,12 +115,11 @@ RequestPtr RoutedTransport::exchange_frames(
   const auto start_half = [](auto& half, auto& to, auto& from) {
     return half.exchange_frames(to, from);
   };
-  return start(sends, receives, First::Far, start_half);
+  return start(sends, receives, start_half);
 }
 
 RequestPtr RoutedTransport::far_only(RequestPtr request) {
-  return std::make_unique<RoutedRequest>(
-      *this, nullptr, std::move(request), First::Far);
+  return std::make_unique<RoutedRequest>(*this, nullptr, std::move(request));
 }
 
 RequestPtr RoutedTransport::send(const at::Tensor& buffer, int peer, int tag) {

@@ -55,9 +55,6 @@ class RoutedTransport final : public Transport {
 
  private:
   class RoutedRequest;
-  /// Large messages want a waiting thread to read them; frames do not, and what
-  /// is waited for last is usually here by then, without another sleep.
-  enum class First { Near, Far };
   struct Halves {
     std::vector<Transfer> near;
     std::vector<Transfer> far;
@@ -69,7 +66,6 @@ class RoutedTransport final : public Transport {
   RequestPtr start(
       const std::vector<Transfer>& sends,
       const std::vector<Transfer>& receives,
-      First first,
       Start start_half);
   RequestPtr far_only(RequestPtr request);
 
