@@ -49,6 +49,12 @@ def in_flight(tensors: list[torch.Tensor], group: dist.ProcessGroup) -> None:
         work.wait()
 
 
+def by_future(tensors: list[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """As DistributedDataParallel waits for its buckets."""
+    for work in [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]:
+        work.get_future().wait()
+
+
 def reduce_all(
     rank: Rank,
     *,
@@ -111,4 +117,18 @@ def test_burst(bench: Bench) -> None:
         count=nbytes // 4,
         burst=BURST,
         issue=in_flight,
+    )
+
+
+def test_future(bench: Bench) -> None:
+    nbytes = 1 << 10
+    bench.row(
+        reduce_all,
+        op="all_reduce by future",
+        size=nbytes,
+        bus_factor=bus_factor(bench.ranks.size),
+        target=1.0,
+        count=nbytes // 4,
+        burst=1,
+        issue=by_future,
     )

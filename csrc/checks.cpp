@@ -94,20 +94,20 @@ void check_count(Verb verb, const char* what, size_t count, int size) {
 }
 
 void check_op(Verb verb, at::ScalarType dtype, ReduceOp op) {
-  if (op == c10d::ReduceOp::PREMUL_SUM) {
-    op = c10d::ReduceOp::AVG; // like it, a factor needs a field
-  }
+  const bool scales = op == c10d::ReduceOp::PREMUL_SUM; // the inputs; then sums
   TORCH_CHECK(
-      can_reduce(dtype, op),
+      scales ? can_reduce(dtype, c10d::ReduceOp::SUM) &&
+              !c10::isIntegralType(dtype, /*includeBool=*/true)
+             : can_reduce(dtype, op),
       "hvd: ",
       name(verb),
       " with ReduceOp.",
       name(op),
       " is not defined on ",
       c10::getDtypeNames(dtype).first,
-      " tensors. SUM and PRODUCT take all but 8-bit floating point; AVG and "
-      "PREMUL_SUM floating point and complex; MIN and MAX all real numbers; "
-      "BAND, BOR and BXOR integers and bool");
+      " tensors. SUM and PRODUCT take all but 8-bit floating point; AVG the "
+      "same but for bool; PREMUL_SUM floating point and complex; MIN and MAX "
+      "all real numbers; BAND, BOR and BXOR integers and bool");
 }
 
 } // namespace hvd

@@ -39,7 +39,9 @@ def allowed(dtype: torch.dtype, op: str) -> bool:
         return op in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "PREMUL_SUM")
     if dtype in COMPLEX:
         return op in ("SUM", "AVG", "PREMUL_SUM")
-    return dtype not in FP8 and op not in ("AVG", "PREMUL_SUM")
+    if dtype is torch.bool:
+        return op not in ("AVG", "PREMUL_SUM")
+    return dtype in INTEGERS and op != "PREMUL_SUM"
 
 
 def reduce_op(op: str) -> Any:
@@ -150,7 +152,9 @@ def combine(op: str, inputs: list[Tensor]) -> Tensor:
             result = fold(result, value)
         return result
     total = stack.sum(0, dtype=stack.dtype)
-    if op == "AVG":
+    if op == "AVG" and dtype in INTEGERS:
+        total = total.div(len(inputs), rounding_mode="trunc")
+    elif op == "AVG":
         total = total / len(inputs)
     elif op == "PREMUL_SUM":
         total = total * FACTOR
@@ -207,7 +211,8 @@ class Row:
         assert got.dtype is expected.dtype and got.shape == expected.shape, (got, expected)
         if torch.equal(as_bytes(got), as_bytes(expected)):
             return
-        eps = torch.finfo(self.dtype).eps if self.op == "AVG" and self.dtype.itemsize > 2 else 0.0
+        is_rounded = self.op == "AVG" and self.dtype.itemsize > 2 and self.dtype not in INTEGERS
+        eps = torch.finfo(self.dtype).eps if is_rounded else 0.0
         torch.testing.assert_close(
             got, expected, rtol=eps, atol=0.0, msg=lambda text: f"rank {self.rank}, {what}: {text}"
         )

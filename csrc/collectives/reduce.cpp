@@ -88,6 +88,16 @@ struct Max {
   }
 };
 
+/// Of integers towards zero, as NCCL does.
+template <typename Acc>
+Acc divided(Acc sum, int divisor) {
+  if constexpr (std::is_integral_v<Acc>) {
+    return static_cast<Acc>(sum / divisor);
+  } else {
+    return static_cast<Acc>(sum / static_cast<Acc>(divisor));
+  }
+}
+
 template <typename T, typename Out, typename Fold>
 void fold(
     const std::vector<const void*>& sources,
@@ -121,7 +131,7 @@ void fold(
     }
     if (divisor != 1) {
       for (int64_t i = 0; i < n; ++i) {
-        acc[i] = static_cast<Acc>(folded[i] / static_cast<Acc>(divisor));
+        acc[i] = divided(folded[i], divisor);
       }
       folded = acc.data();
     }
@@ -131,7 +141,7 @@ void fold(
 
 /// What an element type allows, beside SUM and PRODUCT.
 template <typename T>
-constexpr bool kHasAverage = !std::is_integral_v<T>;
+constexpr bool kHasAverage = !std::is_same_v<T, bool>;
 template <typename T>
 constexpr bool kHasOrder = !std::is_same_v<T, c10::complex<float>> &&
     !std::is_same_v<T, c10::complex<double>>;

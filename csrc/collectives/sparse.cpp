@@ -66,7 +66,11 @@ class SparseAllreduce final : public Running {
                    own_.options())
                    .coalesce();
     if (averages_) {
-      sum.div_(transport_.size());
+      std::optional<std::string_view> rounding;
+      if (at::isIntegralType(sum.scalar_type(), /*includeBool=*/false)) {
+        rounding = "trunc";
+      }
+      sum.values().div_(transport_.size(), rounding);
     }
     out_.copy_(sum);
   }

@@ -1,8 +1,9 @@
 #pragma once
 
-#include <ctime>
+#include <sys/types.h>
 
 #include <chrono>
+#include <ctime>
 
 namespace hvd {
 
@@ -18,8 +19,13 @@ class ThreadClock {
   /// Time::max() if the thread has ended.
   Time now() const;
 
+  /// Whether the thread waits for something else than a core. Reads a file of
+  /// /proc, some 5 us; false where it tells nothing.
+  bool is_asleep() const;
+
  private:
   clockid_t id_;
+  pid_t thread_;
 };
 
 } // namespace hvd

@@ -11,9 +11,10 @@ namespace {
 
 // While its callers submit one thing after the other and none waits, a rank
 // holds small collectives back, for the first frame to tell how many there are.
-// A caller has paused once it has run for so long without another call. One
-// that does not run may be waiting for a core, where ranks share them, and then
-// has not paused; or it sleeps, so that is not waited for longer than this.
+// A caller has paused once it has run for so long without another call, or if
+// it sleeps, as one that waits for a future does. One that does not run may
+// also be waiting for a core, where ranks share them, and then has not paused;
+// but that is not waited for longer than this.
 constexpr std::chrono::microseconds kPause{50};
 constexpr std::chrono::milliseconds kLongestPause{1};
 constexpr std::chrono::microseconds kLongestLook{200};
@@ -32,6 +33,14 @@ void join_all(std::vector<std::thread> threads) {
       thread.join();
     }
   }
+}
+
+/// Without the lock, for which it may be what the thread waits.
+bool sleeps(std::unique_lock<std::mutex>& lock, ThreadClock thread) {
+  lock.unlock();
+  const bool asleep = thread.is_asleep();
+  lock.lock();
+  return asleep;
 }
 
 } // namespace
@@ -102,7 +111,7 @@ void Engine::hold(Lock& lock, Track& track) {
       look = std::min(2 * look, kLongestLook); // it has the core, as a rule
     } else if (
         caller_.now() - ran >= kPause ||
-        now - last_submitted_ >= kLongestPause) {
+        now - last_submitted_ >= kLongestPause || sleeps(lock, caller_)) {
       return;
     }
   }
