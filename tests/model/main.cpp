@@ -123,6 +123,7 @@ int main(int argc, char** argv) {
   test_plan();
   test_codec_for();
   test_error_feedback();
+  test_thread_clock();
   test_burst(store);
   test_window();
   test_ahead();

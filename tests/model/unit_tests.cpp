@@ -11,6 +11,9 @@
 #include <ATen/ops/full_like.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <future>
+#include <thread>
+
 namespace hvd::model {
 
 namespace {
@@ -243,6 +246,26 @@ void test_plan() {
   test_buckets();
   test_compressed();
   test_random_plans();
+}
+
+void test_thread_clock() {
+  REQUIRE(!ThreadClock().is_asleep());
+  std::promise<ThreadClock> started;
+  std::promise<void> over;
+  std::thread thread([&] {
+    started.set_value(ThreadClock());
+    over.get_future().wait();
+  });
+  const ThreadClock clock = started.get_future().get();
+  const auto deadline = Clock::now() + std::chrono::minutes(1);
+  while (!clock.is_asleep()) {
+    REQUIRE(Clock::now() < deadline);
+    std::this_thread::yield();
+  }
+  over.set_value();
+  thread.join();
+  REQUIRE(!clock.is_asleep());
+  REQUIRE(clock.now() == ThreadClock::Time::max());
 }
 
 void test_burst(const c10::intrusive_ptr<c10d::Store>& store) {
