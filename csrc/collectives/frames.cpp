@@ -31,63 +31,56 @@ int64_t extent(const std::byte* prefix) {
   return kPrefix + padded(bytes);
 }
 
-std::vector<int> without(std::vector<int> ranks, int rank) {
-  ranks.erase(std::remove(ranks.begin(), ranks.end(), rank), ranks.end());
-  return ranks;
-}
-
-std::vector<int> all_but(int rank, int size) {
-  std::vector<int> ranks(size);
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return without(std::move(ranks), rank);
+/// The hosts that frames go between: without levels each rank has its own.
+Hosts hosts_of(const Transport& transport) {
+  if (transport.hosts().have_levels()) {
+    return transport.hosts();
+  }
+  std::vector<int> names(transport.size());
+  std::iota(names.begin(), names.end(), 0);
+  return Hosts(names);
 }
 
 // A rank gives its frame to the one in its place on each other host; places
 // begin anew where a host has fewer.
 
-std::vector<int> takers(const Transport& transport) {
-  const Hosts& hosts = transport.hosts();
-  const int rank = transport.rank();
-  if (!hosts.have_levels()) {
-    return all_but(rank, transport.size());
-  }
+int taker_on(const Hosts& hosts, int host, int giver) {
+  const auto& there = hosts.ranks_on(host);
+  return there[hosts.place_of(giver) % there.size()];
+}
+
+std::vector<int> takers(const Hosts& hosts, int giver) {
   std::vector<int> result;
   for (int host = 0; host < hosts.count(); ++host) {
-    const auto& there = hosts.ranks_on(host);
-    if (host != hosts.host_of(rank)) {
-      result.push_back(there[hosts.place_of(rank) % there.size()]);
+    if (host != hosts.host_of(giver)) {
+      result.push_back(taker_on(hosts, host, giver));
     }
   }
   return result;
 }
 
-std::vector<int> givers(const Transport& transport, int taker) {
-  const Hosts& hosts = transport.hosts();
-  if (!hosts.have_levels()) {
-    return all_but(taker, transport.size());
-  }
-  const auto& here = hosts.ranks_on(hosts.host_of(taker));
+std::vector<int> givers(const Hosts& hosts, int taker) {
+  const int here = hosts.host_of(taker);
   std::vector<int> result;
-  for (int rank = 0; rank < transport.size(); ++rank) {
-    if (hosts.host_of(rank) != hosts.host_of(taker) &&
-        here[hosts.place_of(rank) % here.size()] == taker) {
-      result.push_back(rank);
+  for (int host = 0; host < hosts.count(); ++host) {
+    for (const int rank : hosts.ranks_on(host)) {
+      if (host != here && taker_on(hosts, here, rank) == taker) {
+        result.push_back(rank);
+      }
     }
   }
   return result;
 }
 
-std::vector<int> neighbours(const Transport& transport) {
-  const Hosts& hosts = transport.hosts();
-  const int rank = transport.rank();
-  return hosts.have_levels()
-      ? without(hosts.ranks_on(hosts.host_of(rank)), rank)
-      : std::vector<int>();
+std::vector<int> neighbours(const Hosts& hosts, int rank) {
+  std::vector<int> ranks = hosts.ranks_on(hosts.host_of(rank));
+  ranks.erase(ranks.begin() + hosts.place_of(rank));
+  return ranks;
 }
 
 /// Whose frames a rank passes on.
-std::vector<int> with_givers(const Transport& transport, int rank) {
-  auto ranks = givers(transport, rank);
+std::vector<int> with_givers(const Hosts& hosts, int rank) {
+  auto ranks = givers(hosts, rank);
   ranks.insert(ranks.begin(), rank);
   return ranks;
 }
@@ -97,26 +90,25 @@ std::vector<int> with_givers(const Transport& transport, int rank) {
 FrameLane::FrameLane(Transport& transport, int64_t capacity)
     : transport_(transport) {
   const int rank = transport.rank();
+  const Hosts hosts = hosts_of(transport);
   const auto bundle_of = [&](std::vector<int> ranks) {
     const auto bytes =
         static_cast<int64_t>(ranks.size()) * (kPrefix + padded(capacity));
     return Bundle{std::move(ranks), at::empty({bytes}, at::kByte)};
   };
-  own_.peers = takers(transport);
+  own_.peers = takers(hosts, rank);
   own_.bundle = bundle_of({rank});
-  passed_on_.peers = neighbours(transport);
+  passed_on_.peers = neighbours(hosts, rank);
   if (!passed_on_.peers.empty()) {
-    passed_on_.bundle = bundle_of(with_givers(transport, rank));
+    passed_on_.bundle = bundle_of(with_givers(hosts, rank));
   }
   for (auto& slot : slots_) {
     auto& [given, passed_on] = slot;
-    for (const int giver : givers(transport, rank)) {
-      given.peers.push_back(giver);
+    for (const int giver : givers(hosts, rank)) {
       given.bundles.push_back(bundle_of({giver}));
     }
     for (const int neighbour : passed_on_.peers) {
-      passed_on.peers.push_back(neighbour);
-      passed_on.bundles.push_back(bundle_of(with_givers(transport, neighbour)));
+      passed_on.bundles.push_back(bundle_of(with_givers(hosts, neighbour)));
     }
     post_receives(slot);
   }
@@ -196,9 +188,9 @@ void FrameLane::post_receives(Slot& slot) {
 
 void FrameLane::post(Incoming& incoming) {
   std::vector<Transfer> receives;
-  receives.reserve(incoming.peers.size());
-  for (size_t place = 0; place < incoming.peers.size(); ++place) {
-    receives.push_back({incoming.peers[place], incoming.bundles[place].bytes});
+  receives.reserve(incoming.bundles.size());
+  for (const auto& [ranks, bytes] : incoming.bundles) {
+    receives.push_back({ranks.front(), bytes});
   }
   incoming.arrival = transport_.exchange_frames({}, receives);
 }

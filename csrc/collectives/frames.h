@@ -42,7 +42,7 @@ class FrameLane {
  private:
   /// Frames one behind the other, each with its length before it.
   struct Bundle {
-    std::vector<int> ranks; ///< that the frames are of
+    std::vector<int> ranks; ///< whose frames they are, the sender's first
     at::Tensor bytes;
   };
   /// One bundle to several peers.
@@ -54,7 +54,6 @@ class FrameLane {
   };
   /// A bundle from each of several peers.
   struct Incoming {
-    std::vector<int> peers;
     std::vector<Bundle> bundles;
     RequestPtr arrival;
   };
