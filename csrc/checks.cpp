@@ -94,11 +94,8 @@ void check_count(Verb verb, const char* what, size_t count, int size) {
 }
 
 void check_op(Verb verb, at::ScalarType dtype, ReduceOp op) {
-  const bool scales = op == c10d::ReduceOp::PREMUL_SUM; // the inputs; then sums
   TORCH_CHECK(
-      scales ? can_reduce(dtype, c10d::ReduceOp::SUM) &&
-              !c10::isIntegralType(dtype, /*includeBool=*/true)
-             : can_reduce(dtype, op),
+      can_reduce(dtype, op),
       "hvd: ",
       name(verb),
       " with ReduceOp.",

@@ -147,6 +147,8 @@ constexpr bool kHasOrder = !std::is_same_v<T, c10::complex<float>> &&
     !std::is_same_v<T, c10::complex<double>>;
 template <typename T>
 constexpr bool kHasBits = std::is_integral_v<T>;
+template <typename T>
+constexpr bool kHasScale = !std::is_integral_v<T>;
 
 /// Calls `visit(fold_function, divides)` with the fold of `op` on T; returns
 /// false when there is none.
@@ -158,6 +160,11 @@ bool with_fold(ReduceOp op, Visit visit) {
     case c10d::ReduceOp::AVG:
       if constexpr (kHasAverage<T>) {
         return visit(std::plus<>(), true);
+      }
+      return false;
+    case c10d::ReduceOp::PREMUL_SUM:
+      if constexpr (kHasScale<T>) {
+        return visit(std::plus<>(), false);
       }
       return false;
     case c10d::ReduceOp::PRODUCT:

@@ -8,10 +8,11 @@
 
 namespace hvd {
 
-/// Whether `reduce_in_order` is defined for the pair: all operations on
-/// integers, no AVG and logical meaning on bool (SUM and MAX are or, PRODUCT
-/// and MIN and), no bitwise operations on floating point, only SUM, AVG and
-/// PRODUCT on complex, nothing on 8-bit floats.
+/// Whether `reduce_in_order` is defined for the pair. SUM and PRODUCT are on
+/// all dtypes but 8-bit floats; AVG on the same but bool; MIN and MAX on real
+/// numbers; BAND, BOR and BXOR on integers and bool; PREMUL_SUM, a sum of what
+/// its caller has scaled, on floating point and complex. On bool SUM and MAX
+/// are or, PRODUCT and MIN are and.
 bool can_reduce(at::ScalarType dtype, ReduceOp op);
 
 /// The dtype that elements are accumulated in: fp32 for 16-bit floating point,
