@@ -1,7 +1,5 @@
 #pragma once
 
-#include <sys/types.h>
-
 #include <chrono>
 #include <ctime>
 
@@ -25,7 +23,6 @@ class ThreadClock {
 
  private:
   clockid_t id_;
-  pid_t thread_;
 };
 
 } // namespace hvd

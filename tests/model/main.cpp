@@ -5,6 +5,7 @@
 #include "frames_tests.h"
 #include "shm_tests.h"
 #include "simulation.h"
+#include "thread_clock_tests.h"
 #include "unit_tests.h"
 
 #include <ATen/Parallel.h>

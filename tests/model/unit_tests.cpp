@@ -248,26 +248,6 @@ void test_plan() {
   test_random_plans();
 }
 
-void test_thread_clock() {
-  REQUIRE(!ThreadClock().is_asleep());
-  std::promise<ThreadClock> started;
-  std::promise<void> over;
-  std::thread thread([&] {
-    started.set_value(ThreadClock());
-    over.get_future().wait();
-  });
-  const ThreadClock clock = started.get_future().get();
-  const auto deadline = Clock::now() + std::chrono::minutes(1);
-  while (!clock.is_asleep()) {
-    REQUIRE(Clock::now() < deadline);
-    std::this_thread::yield();
-  }
-  over.set_value();
-  thread.join();
-  REQUIRE(!clock.is_asleep());
-  REQUIRE(clock.now() == ThreadClock::Time::max());
-}
-
 void test_burst(const c10::intrusive_ptr<c10d::Store>& store) {
   constexpr int kCalls = 100;
   const auto network = std::make_shared<Network>(kRanks, 0, 0);

@@ -19,9 +19,6 @@ void test_codec_for();
 /// Which tensors ErrorFeedback takes for those of the step before.
 void test_error_feedback();
 
-/// A thread that waits is asleep, one that runs is not.
-void test_thread_clock();
-
 /// A hundred small all_reduces take three frames.
 void test_burst(const c10::intrusive_ptr<c10d::Store>& store);
 
