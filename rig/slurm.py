@@ -1,6 +1,6 @@
 """A cluster of Slurm on the hosts of a rig: its real daemons, one node for each host.
 
-    with Hosts(2) as hosts, Slurm(hosts, 2, folder) as slurm:
+    with cluster(2, folder) as slurm:
         subprocess.run(slurm.on(0, "srun", "-N2", "-n4", "hostname"))
 
 Nodes are called n1, n2 and so on, as their hosts are there, and have as many CPUs as is said. Needs
@@ -14,9 +14,9 @@ import shlex
 import shutil
 import subprocess
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from rig import hosts as rig_hosts
 from rig.hosts import Hosts
@@ -53,40 +53,10 @@ PartitionName=all Nodes=ALL Default=YES State=UP
 
 
 class Slurm:
-    """The daemons, which are up when `with` is entered and gone when it is left.
+    """Where commands of the cluster are run."""
 
-    Args:
-        hosts: of which the first `count` become nodes; the controller runs on the first.
-            `others` after them have names alike, and Slurm's commands, as login nodes do.
-        folder: for their files.
-
-    Raises:
-        RuntimeError: they did not come up; says what they logged.
-    """
-
-    def __init__(self, hosts: Hosts, count: int, folder: Path, others: int = 0) -> None:
-        self._hosts, self._count, self._folder, self._others = hosts, count, folder, others
-        self._exit = ExitStack()
-
-    def __enter__(self) -> Slurm:
-        self._configure()
-        with ExitStack() as stack:
-            self._start_munge(stack)
-            for host, daemon in [(0, ["slurmctld", "-D"])] + [
-                (host, ["slurmd", "-D", "-N", f"n{host + 1}"]) for host in range(self._count)
-            ]:
-                _start(stack, self.on(host, *daemon))
-            self._await_nodes()
-            self._exit = stack.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        self._exit.close()
+    def __init__(self, hosts: Hosts, folder: Path) -> None:
+        self._hosts, self._folder = hosts, folder
 
     def on(self, host: int, *command: str) -> list[str]:
         """What runs a command on a host, which has a name and a /dev/shm of its own."""
@@ -100,50 +70,29 @@ class Slurm:
         enter = [*self._hosts.command(host), "unshare", "--mount", "--uts"]
         return [*enter, "sh", "-c", " && ".join(own)]
 
-    def _configure(self) -> None:
-        every = range(self._count + self._others)
-        names = {f"n{host + 1}": self._hosts.address(host) for host in every}
-        nodes = dict(list(names.items())[: self._count])
-        named = "".join(f"{address} {name}\n" for name, address in names.items())
-        (self._folder / "hosts").write_text(f"127.0.0.1 localhost\n{named}")
-        (self._folder / "slurm.conf").write_text(
-            _CONFIGURATION.format(
-                folder=self._folder,
-                controller=self._hosts.address(0),
-                nodes="\n".join(
-                    f"NodeName={name} NodeAddr={address} CPUs={CPUS}"
-                    for name, address in nodes.items()
-                ),
-            )
-        )
-        for folder in ("state", *(f"tmp-{name}" for name in nodes)):
-            (self._folder / folder).mkdir()
 
-    def _start_munge(self, stack: ExitStack) -> None:
-        """By which Slurm's daemons and commands know each other."""
-        key = self._folder / "munge.key"
-        key.touch(0o600)
-        key.write_bytes(os.urandom(128))
-        files = {"key": key, "socket": self._folder / "munge"}
-        files |= {name: self._folder / f"munge.{name}" for name in ("log", "pid", "seed")}
-        options = [
-            f"--{name}{'' if name == 'socket' else '-file'}={file}" for name, file in files.items()
-        ]
-        # --force: the folder may belong to another, or be open to others.
-        _start(stack, ["munged", "--foreground", "--force", *options])
+@contextmanager
+def cluster(nodes: int, folder: Path, others: int = 0) -> Iterator[Slurm]:
+    """A cluster on `nodes` hosts, whose controller is on the first.
 
-    def _await_nodes(self) -> None:
-        wanted = f"idle {self._count}"
-        deadline = time.monotonic() + _START_S
-        while (said := self._said("sinfo", "--noheader", "--format=%T %D")) != wanted:
-            if time.monotonic() > deadline:
-                logs = (log.read_text()[-2000:] for log in sorted(self._folder.glob("*.log")))
-                raise RuntimeError("\n".join((f"sinfo says {said!r}", *logs)))
-            time.sleep(0.1)
+    Args:
+        folder: for the daemons' files.
+        others: hosts after the nodes which have Slurm's commands too, as login nodes do.
 
-    def _said(self, *command: str) -> str:
-        ran = subprocess.run(self.on(0, *command), capture_output=True, text=True)
-        return (ran.stdout + ran.stderr).strip()
+    Raises:
+        RuntimeError: it did not come up; says what the daemons logged.
+        OSError: this process may not make hosts.
+    """
+    with Hosts(nodes + others) as hosts, ExitStack() as daemons:
+        addresses = [hosts.address(host) for host in range(nodes + others)]
+        _write_files(folder, addresses, nodes)
+        slurm = Slurm(hosts, folder)
+        _start(daemons, _munged(folder))
+        _start(daemons, slurm.on(0, "slurmctld", "-D"))
+        for host in range(nodes):
+            _start(daemons, slurm.on(host, "slurmd", "-D", "-N", f"n{host + 1}"))
+        _await_nodes(slurm, nodes, folder)
+        yield slurm
 
 
 def complaint() -> str | None:
@@ -154,7 +103,49 @@ def complaint() -> str | None:
     return rig_hosts.complaint()
 
 
-def _start(stack: ExitStack, command: list[str]) -> None:
+def _write_files(folder: Path, addresses: Sequence[str], nodes: int) -> None:
+    names = [(f"n{place}", address) for place, address in enumerate(addresses, 1)]
+    (folder / "hosts").write_text(
+        "".join(f"{address} {name}\n" for name, address in [("localhost", "127.0.0.1"), *names])
+    )
+    (folder / "slurm.conf").write_text(
+        _CONFIGURATION.format(
+            folder=folder,
+            controller=addresses[0],
+            nodes="\n".join(
+                f"NodeName={name} NodeAddr={address} CPUs={CPUS}" for name, address in names[:nodes]
+            ),
+        )
+    )
+    for name in ("state", *(f"tmp-{name}" for name, _ in names[:nodes])):
+        (folder / name).mkdir()
+
+
+def _munged(folder: Path) -> list[str]:
+    """The daemon by which Slurm's daemons and commands know each other."""
+    key = folder / "munge.key"
+    key.touch(0o600)
+    key.write_bytes(os.urandom(128))
+    files = [f"--{name}-file={folder}/munge.{name}" for name in ("key", "log", "pid", "seed")]
+    # --force: the folder may belong to another, or be open to others.
+    return ["munged", "--foreground", "--force", f"--socket={folder}/munge", *files]
+
+
+def _await_nodes(slurm: Slurm, nodes: int, folder: Path) -> None:
+    deadline = time.monotonic() + _START_S
+    while (said := _said(slurm, "sinfo", "--noheader", "--format=%T %D")) != f"idle {nodes}":
+        if time.monotonic() > deadline:
+            logs = (log.read_text()[-2000:] for log in sorted(folder.glob("*.log")))
+            raise RuntimeError("\n".join((f"sinfo says {said!r}", *logs)))
+        time.sleep(0.1)
+
+
+def _said(slurm: Slurm, *command: str) -> str:
+    ran = subprocess.run(slurm.on(0, *command), capture_output=True, text=True)
+    return (ran.stdout + ran.stderr).strip()
+
+
+def _start(daemons: ExitStack, command: list[str]) -> None:
     quiet = subprocess.DEVNULL
-    daemon = stack.enter_context(subprocess.Popen(command, stdout=quiet, stderr=quiet))
-    stack.callback(daemon.terminate)
+    daemon = daemons.enter_context(subprocess.Popen(command, stdout=quiet, stderr=quiet))
+    daemons.callback(daemon.terminate)

