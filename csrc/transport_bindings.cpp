@@ -4,6 +4,7 @@
 #include "transport/gloo.h"
 #include "transport/routed.h"
 #include "transport/solo.h"
+#include "transport/tcp/tcp.h"
 
 #include <pybind11/stl.h>
 
@@ -38,6 +39,16 @@ void bind_transports(py::module_& module) {
         return std::make_unique<GlooTransport>(gloo);
       },
       py::arg("gloo"));
+  module.def(
+      "tcp_transport",
+      [](int rank,
+         const std::vector<int>& sockets,
+         int neighbours) -> TransportPtr {
+        return std::make_unique<TcpTransport>(rank, sockets, neighbours);
+      },
+      py::arg("rank"),
+      py::arg("sockets"),
+      py::arg("neighbours"));
   module.def(
       "routed_transport",
       [](TransportPtr near,

@@ -99,6 +99,12 @@ def solo_transport() -> Transport:
 def gloo_transport(gloo: Backend) -> Transport:
     """Over a connected ProcessGroupGloo that nobody else uses."""
 
+def tcp_transport(rank: int, sockets: Sequence[int], neighbours: int) -> Transport:
+    """Over TCP sockets by rank, connected, non-blocking and taken over; -1 for the rank itself.
+
+    `neighbours`: ranks on this host, this one included.
+    """
+
 def routed_transport(near: Transport | None, far: Transport, hosts: Sequence[int]) -> Transport:
     """Several hosts with several ranks.
 

@@ -88,5 +88,33 @@ def for_others(addresses: Sequence[str]) -> str | None:
     return nearest(addresses) or own()
 
 
+def for_peers() -> str | None:
+    """The address that other ranks reach this host by, None where its name or the user tells it.
+
+    Where the name of a host means loopback, as on Debian, ranks on other hosts cannot connect to
+    it; if MASTER_ADDR is not loopback, the way to that tells a better one.
+    """
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return None
+    named = resolve(socket.gethostname())
+    master = resolve(os.environ.get("MASTER_ADDR", "localhost"))
+    if (
+        (named is not None and not is_loopback(named))
+        or master is None
+        or is_loopback(master)
+    ):
+        return None
+    return towards(master)
+
+
+def describe(address: str | None) -> str:
+    """What `for_peers` has led to, for people."""
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return f"interface {os.environ['GLOO_SOCKET_IFNAME']} (GLOO_SOCKET_IFNAME)"
+    tried = address or resolve(socket.gethostname()) or "127.0.0.1"
+    interface = next((name for name, found in of_interfaces() if found == tried), "unknown")
+    return f"address {tried}, interface {interface}"
+
+
 def _number(address: str) -> int:
     return int(ipaddress.IPv4Address(address))

@@ -13,7 +13,7 @@ from torch_hvd import _store
 
 Value = str | int | float | bool | None
 
-TRANSPORTS = ("auto", "gloo", "mpi", "nccl", "shm", "shm+gloo", "shm+mpi")
+TRANSPORTS = ("auto", "gloo", "mpi", "nccl", "shm", "tcp", "shm+gloo", "shm+mpi", "shm+tcp")
 COMPRESSIONS = ("none", "fp16", "bf16", "fp8", "fp8_e5m2", "int8", "int4")
 
 

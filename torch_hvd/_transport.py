@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from torch_hvd import _gloo, _mpi, _settings, _shm, _store
+from torch_hvd import _gloo, _mpi, _settings, _shm, _store, _tcp
 from torch_hvd._load import _C
 
 
@@ -108,6 +108,7 @@ def _connect(
 ) -> Connection:
     near = far = None
     details = []
+    here = choice.ranks_beside(rank)
     if choice.far == "mpi":
         part = PrefixStore("mpi", store)
         far, library = _mpi.connect(part, rank, choice.hosts, timeout, only_if_it_fits)
@@ -115,7 +116,10 @@ def _connect(
     elif choice.far == "gloo":
         part = PrefixStore("gloo", store)
         far = _C.gloo_transport(_gloo.connect(part, rank, len(choice.hosts), timeout))
-    if choice.near and len(here := choice.ranks_beside(rank)) > 1:
+    elif choice.far == "tcp":
+        part = PrefixStore("tcp", store)
+        far = _tcp.connect(part, rank, len(choice.hosts), len(here), timeout)
+    if choice.near and len(here) > 1:
         near, attached = _shm.connect(PrefixStore("shm", store), rank, here, timeout)
         details.insert(0, f"{'' if attached else 'no '}cross-memory attach")
     if choice.near and far:

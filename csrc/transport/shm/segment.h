@@ -1,5 +1,6 @@
 #pragma once
 
+#include "transport/key.h"
 #include "transport/shm/bell.h"
 
 #include <array>
@@ -10,18 +11,6 @@
 // which the others write what is for it.
 
 namespace hvd::shm {
-
-/// Which receive a message is for.
-struct Key {
-  enum class Kind : uint32_t { Exchange, Frame, User };
-
-  Kind kind = Kind::User;
-  uint32_t tag = 0; ///< of the user, or the stage of the lane
-  uint64_t seq = 0; ///< of the lane
-  uint64_t fingerprint = 0; ///< of the lane, mixed with the size
-
-  bool operator==(const Key&) const = default;
-};
 
 /// What travels through a ring: a part of a message, or where it lies.
 struct Letter {

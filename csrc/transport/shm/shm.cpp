@@ -7,7 +7,6 @@
 
 namespace hvd {
 
-using shm::Key;
 using shm::Receive;
 using shm::ReceivePtr;
 using shm::SegmentHead;
@@ -39,19 +38,6 @@ auto column(const std::vector<ShmTransport::Rank>& ranks, Field field) {
     result.push_back(rank.*field);
   }
   return result;
-}
-
-Key key_of(const Lane& lane, const at::Tensor& buffer) {
-  constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;
-  return {
-      Key::Kind::Exchange,
-      static_cast<uint32_t>(lane.stage),
-      lane.seq,
-      lane.fingerprint ^ (buffer.nbytes() * kOdd)};
-}
-
-Key user_key(int tag) {
-  return {Key::Kind::User, static_cast<uint32_t>(tag), 0, 0};
 }
 
 } // namespace
@@ -128,36 +114,29 @@ RequestPtr ShmTransport::exchange(
     const std::vector<Transfer>& sends,
     const std::vector<Transfer>& receives,
     const Lane& lane) {
-  const auto not_empty = [](const std::vector<Transfer>& all) {
-    std::vector<Transfer> some;
-    std::copy_if(
-        all.begin(), all.end(), std::back_inserter(some), [](const auto& one) {
-          return one.buffer.numel() > 0;
-        });
-    return some;
-  };
   return start(
       not_empty(sends), not_empty(receives), [&](const at::Tensor& buffer) {
-        return key_of(lane, buffer);
+        return Key::of(lane, buffer);
       });
 }
 
 RequestPtr ShmTransport::exchange_frames(
     const std::vector<Transfer>& sends,
     const std::vector<Transfer>& receives) {
-  return start(sends, receives, [](const at::Tensor&) {
-    return Key{Key::Kind::Frame, 0, 0, 0};
-  });
+  return start(
+      sends, receives, [](const at::Tensor&) { return Key::of_frame(); });
 }
 
 RequestPtr ShmTransport::send(const at::Tensor& buffer, int peer, int tag) {
-  return start(
-      {{peer, buffer}}, {}, [&](const at::Tensor&) { return user_key(tag); });
+  return start({{peer, buffer}}, {}, [&](const at::Tensor&) {
+    return Key::of_user(tag);
+  });
 }
 
 RequestPtr ShmTransport::recv(const at::Tensor& buffer, int peer, int tag) {
-  return start(
-      {}, {{peer, buffer}}, [&](const at::Tensor&) { return user_key(tag); });
+  return start({}, {{peer, buffer}}, [&](const at::Tensor&) {
+    return Key::of_user(tag);
+  });
 }
 
 RequestPtr ShmTransport::recv_any(const at::Tensor& buffer, int tag) {

@@ -1,0 +1,77 @@
+#pragma once
+
+#include "transport/tcp/message.h"
+
+#include <array>
+#include <cstddef>
+#include <deque>
+#include <functional>
+
+namespace hvd::tcp {
+
+/// A socket to another rank, and what is on its way there and back. Nothing
+/// here blocks.
+///
+/// Not thread-safe.
+class Connection {
+ public:
+  using Buffer = std::array<std::byte, 64 * 1024>;
+
+  /// Called for each header; returns what the bytes after it are for, null
+  /// where none follow.
+  using OnHeader = std::function<ReceivePtr(const Header&)>;
+
+  /// `socket`: connected, non-blocking; taken over.
+  explicit Connection(int socket);
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+  ~Connection();
+
+  int socket() const {
+    return socket_;
+  }
+
+  /// For the next write().
+  void queue(SendPtr send);
+
+  /// Writes what there is room for.
+  void write();
+
+  /// Whether something waits for room.
+  bool is_full() const {
+    return !queue_.empty();
+  }
+
+  /// Reads what has come, but no more at once than leaves others their turn.
+  /// `buffer`: for what has no place of its own; its content is of no meaning.
+  void read(Buffer& buffer, const OnHeader& on_header);
+
+  /// Whether a part of a message has come, and not yet all.
+  bool is_reading() const {
+    return receive_ != nullptr;
+  }
+
+  /// Whether the other side may still send.
+  bool is_open() const {
+    return open_;
+  }
+
+  /// What the peer's system has not yet confirmed to have, in bytes.
+  int64_t unconfirmed() const;
+
+  /// Ends it for both sides; what has not been read is lost.
+  void shut();
+
+ private:
+  void sent(int64_t bytes);
+  void take(const std::byte* bytes, int64_t count, const OnHeader& on_header);
+
+  const int socket_;
+  bool open_ = true;
+  std::deque<SendPtr> queue_;
+  std::array<std::byte, sizeof(Header)> header_;
+  int64_t header_read_ = 0; ///< bytes of it
+  ReceivePtr receive_; ///< whose bytes come now
+};
+
+} // namespace hvd::tcp

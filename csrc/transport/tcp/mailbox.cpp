@@ -1,0 +1,150 @@
+#include "transport/tcp/mailbox.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace hvd::tcp {
+
+namespace {
+
+template <typename Queue>
+auto find(Queue& posted, const Key& key) {
+  return std::find_if(posted.begin(), posted.end(), [&](const auto& receive) {
+    return receive->key == key;
+  });
+}
+
+/// The rank's message is for this receive.
+void assign(Receive& receive, int source, int64_t bytes) {
+  receive.source = source;
+  receive.total = bytes;
+  const auto room = static_cast<int64_t>(receive.buffer.nbytes());
+  if (bytes > room) {
+    receive.error = "a message of " + std::to_string(bytes) +
+        " bytes for a buffer of " + std::to_string(room);
+  }
+}
+
+void inherit(Receive& receive, const Receive& kept) {
+  if (receive.error.empty() && kept.total > 0) {
+    std::memcpy(
+        receive.buffer.mutable_data_ptr(),
+        kept.buffer.const_data_ptr(),
+        static_cast<size_t>(kept.total));
+  }
+  receive.done = true;
+}
+
+} // namespace
+
+Mailbox::Mailbox(int size) : posted_(size), asked_(size), unclaimed_(size) {}
+
+std::optional<int> Mailbox::post(const ReceivePtr& receive) {
+  receive->place = posts_++;
+  // Both sides of an exchange know how long it is: it needs no offer.
+  if (receive->key.kind == Key::Kind::Exchange &&
+      is_long(receive->key, static_cast<int64_t>(receive->buffer.nbytes()))) {
+    asked_[receive->peer].push_back(receive);
+    return receive->peer;
+  }
+  const bool any = receive->peer == Receive::kAny;
+  const int first = any ? 0 : receive->peer;
+  const int last = any ? static_cast<int>(unclaimed_.size()) - 1 : first;
+  for (int source = first; source <= last; ++source) {
+    auto& here = unclaimed_[source];
+    const auto found =
+        std::find_if(here.begin(), here.end(), [&](const Unclaimed& one) {
+          return one.header.key == receive->key;
+        });
+    if (found == here.end()) {
+      continue;
+    }
+    const auto [header, kept] = *found;
+    here.erase(found);
+    assign(*receive, source, header.bytes);
+    if (!kept) {
+      asked_[source].push_back(receive);
+      return source;
+    }
+    if (kept->done) {
+      inherit(*receive, *kept);
+    } else {
+      kept->heir = receive;
+    }
+    return {};
+  }
+  (any ? posted_for_any_ : posted_[receive->peer]).push_back(receive);
+  return {};
+}
+
+bool Mailbox::offer(int source, const Header& header) {
+  const auto receive = take_posted(source, header.key);
+  if (!receive) {
+    unclaimed_[source].push_back({header, nullptr});
+    return false;
+  }
+  assign(*receive, source, header.bytes);
+  asked_[source].push_back(receive);
+  return true;
+}
+
+ReceivePtr Mailbox::begin(int source, const Header& header) {
+  const bool was_asked_for = is_long(header.key, header.bytes);
+  auto receive = was_asked_for ? take(asked_[source], header.key)
+                               : take_posted(source, header.key);
+  if (!receive) {
+    if (was_asked_for) {
+      return nullptr;
+    }
+    receive = std::make_shared<Receive>(
+        header.key, source, at::empty({header.bytes}, at::kByte));
+    unclaimed_[source].push_back({header, receive});
+  }
+  assign(*receive, source, header.bytes);
+  add(*receive, 0);
+  return receive;
+}
+
+void Mailbox::add(Receive& receive, int64_t bytes) {
+  receive.read += bytes;
+  receive.done = receive.read == receive.total;
+  if (receive.done && receive.heir) {
+    inherit(*receive.heir, receive);
+    receive.heir = nullptr;
+  }
+}
+
+ReceivePtr Mailbox::take_posted(int source, const Key& key) {
+  auto& own = posted_[source];
+  const auto for_it = find(own, key);
+  const auto for_any = find(posted_for_any_, key);
+  const bool is_for_any = for_any != posted_for_any_.end() &&
+      (for_it == own.end() || (*for_any)->place < (*for_it)->place);
+  return take(is_for_any ? posted_for_any_ : own, key);
+}
+
+ReceivePtr Mailbox::take(Posted& posted, const Key& key) {
+  const auto found = find(posted, key);
+  if (found == posted.end()) {
+    return nullptr;
+  }
+  auto receive = std::move(*found);
+  posted.erase(found);
+  return receive;
+}
+
+bool Mailbox::awaits_long_or_users() const {
+  const auto awaits_users = [](const Posted& posted) {
+    return std::any_of(posted.begin(), posted.end(), [](const auto& receive) {
+      return receive->key.kind == Key::Kind::User;
+    });
+  };
+  const auto has_any = [](const Posted& posted) { return !posted.empty(); };
+  return !posted_for_any_.empty() ||
+      std::any_of(asked_.begin(), asked_.end(), has_any) ||
+      std::any_of(posted_.begin(), posted_.end(), awaits_users);
+}
+
+} // namespace hvd::tcp

@@ -1,0 +1,57 @@
+#pragma once
+
+#include "transport/tcp/message.h"
+
+#include <deque>
+#include <optional>
+#include <vector>
+
+namespace hvd::tcp {
+
+/// Brings messages and receives together, in the order of both.
+///
+/// Not thread-safe.
+class Mailbox {
+ public:
+  /// `size`: ranks.
+  explicit Mailbox(int size);
+
+  /// Returns the rank to ask for the message, if it is long and somebody has
+  /// it.
+  std::optional<int> post(const ReceivePtr& receive);
+
+  /// A rank has a long message of the user's; returns whether to ask for it
+  /// now.
+  bool offer(int source, const Header& header);
+
+  /// Bytes begin to come; returns what they are for, null for a long message
+  /// that was not asked for.
+  ReceivePtr begin(int source, const Header& header);
+
+  /// Takes note that the next bytes have been read.
+  static void add(Receive& receive, int64_t bytes);
+
+  /// Whether there are receives that a message is yet to come for, but for
+  /// those of short exchanges and of frames.
+  bool awaits_long_or_users() const;
+
+ private:
+  /// A message that no receive is posted for.
+  struct Unclaimed {
+    Header header;
+    ReceivePtr kept; ///< null for an offer
+  };
+
+  using Posted = std::deque<ReceivePtr>;
+
+  ReceivePtr take_posted(int source, const Key& key);
+  static ReceivePtr take(Posted& posted, const Key& key);
+
+  std::vector<Posted> posted_; ///< by peer
+  Posted posted_for_any_;
+  std::vector<Posted> asked_; ///< by peer: for long messages
+  std::vector<std::deque<Unclaimed>> unclaimed_; ///< by peer
+  uint64_t posts_ = 0;
+};
+
+} // namespace hvd::tcp

@@ -1,0 +1,93 @@
+#pragma once
+
+#include "transport/key.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <type_traits>
+
+namespace hvd::tcp {
+
+/// What stands before the bytes of a message. Ranks have one byte order.
+struct Header {
+  enum class Kind : uint32_t {
+    Bytes, ///< which follow
+    Offer, ///< of a long message of the user's, which follows when asked for
+    Request, ///< asks for a long message
+    GaveUp, ///< nothing else comes
+    TimedOut, ///< and so it gave up
+  };
+
+  Kind kind = Kind::Bytes;
+  uint32_t padding = 0;
+  Key key;
+  int64_t bytes = 0;
+};
+static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 40);
+
+/// Longer messages leave when the receiver has asked for them, which it does
+/// once it has a place for them; shorter ones at once, and are kept for their
+/// receive if they must be. Frames always have one.
+constexpr int64_t kLong = 128 * 1024;
+
+inline bool is_long(const Key& key, int64_t bytes) {
+  return key.kind != Key::Kind::Frame && bytes > kLong;
+}
+
+struct Send {
+  /// `buffer`: undefined where no bytes follow.
+  Send(int peer, Header header, at::Tensor buffer = {})
+      : peer(peer), header(header), buffer(std::move(buffer)) {}
+
+  const int peer;
+  const Header header;
+  at::Tensor buffer; ///< the caller's, and let go when done
+  int64_t written = 0; ///< of the header and the bytes
+  bool done = false; ///< the buffer is the caller's again
+
+  int64_t length() const {
+    return static_cast<int64_t>(sizeof(Header) + buffer_bytes());
+  }
+  size_t buffer_bytes() const {
+    return buffer.defined() ? buffer.nbytes() : 0;
+  }
+};
+
+using SendPtr = std::shared_ptr<Send>;
+
+/// A receive, from its call to its end; or a message that is kept until there
+/// is one for it.
+struct Receive {
+  static constexpr int kAny = -1;
+
+  Receive(Key key, int peer, at::Tensor buffer)
+      : key(key), peer(peer), buffer(std::move(buffer)) {}
+
+  const Key key;
+  const int peer; ///< or kAny
+  const at::Tensor buffer;
+  uint64_t place = 0; ///< in the order of receives
+  int source = kAny; ///< once its message has begun, or was asked for
+  int64_t total = 0; ///< bytes of the message
+  int64_t read = 0; ///< of them
+  bool done = false;
+  std::string error; ///< empty if all is well
+  std::shared_ptr<Receive> heir; ///< what a kept message goes to when done
+
+  /// Where the next bytes go; null if they are of no use.
+  std::byte* next() const {
+    return error.empty()
+        ? static_cast<std::byte*>(buffer.mutable_data_ptr()) + read
+        : nullptr;
+  }
+  int64_t missing() const {
+    return total - read;
+  }
+};
+
+using ReceivePtr = std::shared_ptr<Receive>;
+
+} // namespace hvd::tcp

@@ -1,0 +1,85 @@
+#pragma once
+
+#include "transport/tcp/tcp.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace hvd {
+
+/// What a verb has posted.
+class TcpTransport::TcpRequest final : public Request {
+ public:
+  explicit TcpRequest(TcpTransport& transport) : transport_(transport) {}
+
+  void wait(Deadline deadline) override {
+    transport_.wait(*this, deadline);
+  }
+
+  int source() const override {
+    return receives.front()->source;
+  }
+
+  bool is_done() const {
+    const auto done = [](const auto& part) { return part->done; };
+    return std::all_of(receives.begin(), receives.end(), done) &&
+        std::all_of(sends.begin(), sends.end(), done);
+  }
+
+  /// Whether it waits for what the peer has yet to do.
+  bool needs(int peer) const {
+    const auto comes_from = [&](const tcp::ReceivePtr& receive) {
+      return !receive->done &&
+          (receive->peer == peer || receive->source == peer);
+    };
+    const auto goes_to = [&](const tcp::SendPtr& send) {
+      return !send->done && send->peer == peer;
+    };
+    return std::any_of(receives.begin(), receives.end(), comes_from) ||
+        std::any_of(sends.begin(), sends.end(), goes_to);
+  }
+
+  bool needs_any() const {
+    return std::any_of(receives.begin(), receives.end(), [](const auto& one) {
+      return one->source == tcp::Receive::kAny &&
+          one->peer == tcp::Receive::kAny;
+    });
+  }
+
+  /// Whether it goes on though nobody waits for it.
+  bool moves_by_itself() const {
+    const auto is_left_alone = [](const auto& key, size_t bytes) {
+      return key.kind == Key::Kind::User ||
+          tcp::is_long(key, static_cast<int64_t>(bytes));
+    };
+    return std::any_of(
+               receives.begin(),
+               receives.end(),
+               [&](const auto& one) {
+                 return !one->done &&
+                     is_left_alone(one->key, one->buffer.nbytes());
+               }) ||
+        std::any_of(sends.begin(), sends.end(), [](const auto& one) {
+             return !one->done;
+           });
+  }
+
+  void throw_error() const {
+    for (const auto& receive : receives) {
+      if (!receive->error.empty()) {
+        throw TransportError(
+            "tcp: receive from rank " + std::to_string(receive->source) + ": " +
+            receive->error);
+      }
+    }
+  }
+
+  std::vector<tcp::ReceivePtr> receives;
+  std::vector<tcp::SendPtr> sends;
+
+ private:
+  TcpTransport& transport_;
+};
+
+} // namespace hvd

@@ -1,0 +1,274 @@
+#include "transport/tcp/tcp.h"
+
+#include "common/cores.h"
+#include "transport/tcp/request.h"
+
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace hvd {
+
+using tcp::Header;
+using tcp::Receive;
+using tcp::ReceivePtr;
+using tcp::Send;
+using tcp::SendPtr;
+
+namespace {
+
+// Longer than an answer takes in a rack; shorter than what sleeping and being
+// woken cost two ranks.
+constexpr std::chrono::microseconds kSpin{50};
+
+// How long leaving may wait for what is still on its way.
+constexpr std::chrono::seconds kLinger{1};
+
+/// `more`: than what there is to read.
+void watch(int epoll, int operation, int socket, int peer, uint32_t more) {
+  epoll_event event{EPOLLIN | more, {.u32 = static_cast<uint32_t>(peer)}};
+  epoll_ctl(epoll, operation, socket, &event);
+}
+
+int make_epoll(const std::vector<int>& sockets) {
+  const int epoll = epoll_create1(EPOLL_CLOEXEC);
+  if (epoll < 0) {
+    throw TransportError(
+        std::string("tcp: epoll_create1: ") + std::strerror(errno));
+  }
+  for (size_t peer = 0; peer < sockets.size(); ++peer) {
+    if (sockets[peer] >= 0) {
+      watch(epoll, EPOLL_CTL_ADD, sockets[peer], static_cast<int>(peer), 0);
+    }
+  }
+  return epoll;
+}
+
+} // namespace
+
+TcpTransport::TcpTransport(
+    int rank,
+    const std::vector<int>& sockets,
+    int neighbours)
+    : Transport(rank, static_cast<int>(sockets.size())),
+      epoll_(make_epoll(sockets)),
+      spin_(neighbours <= cores() ? kSpin : kSpin.zero()),
+      peers_(sockets.size()),
+      mailbox_(size()) {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank) {
+      peers_[peer].connection =
+          std::make_unique<tcp::Connection>(sockets[peer]);
+    }
+  }
+}
+
+TcpTransport::~TcpTransport() {
+  const auto latest = Clock::now() + kLinger;
+  Lock lock(mutex_);
+  const auto any = [this](auto holds) {
+    return std::any_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
+      return peer.connection && peer.connection->is_open() &&
+          holds(*peer.connection);
+    });
+  };
+  while (!aborted_ && any([](auto& one) { return one.is_full(); }) &&
+         Clock::now() < latest) {
+    turn(lock, spin_.zero(), latest);
+  }
+  closing_ = true;
+  lock.unlock();
+  wanted_.notify_all();
+  if (thread_.joinable()) {
+    thread_.join();
+  }
+  // A peer's message to a socket that is closed would take back what is on its
+  // way to that peer.
+  while (!aborted_ && any([](auto& one) { return one.unconfirmed() > 0; }) &&
+         Clock::now() < latest) {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  close(epoll_);
+}
+
+template <typename KeyOf>
+RequestPtr TcpTransport::start(
+    const std::vector<Transfer>& sends,
+    const std::vector<Transfer>& receives,
+    KeyOf key_of) {
+  auto request = std::make_unique<TcpRequest>(*this);
+  Lock lock(mutex_);
+  check_open();
+  // Receives first: to ask for a message is then not behind what is sent here.
+  for (const auto& [peer, buffer] : receives) {
+    request->receives.push_back(
+        std::make_shared<Receive>(key_of(buffer), peer, buffer));
+    post(request->receives.back());
+  }
+  for (const auto& [peer, buffer] : sends) {
+    const Header header{
+        Header::Kind::Bytes,
+        0,
+        key_of(buffer),
+        static_cast<int64_t>(buffer.nbytes())};
+    request->sends.push_back(std::make_shared<Send>(peer, header, buffer));
+    send(request->sends.back());
+    sent_bytes_ += buffer.nbytes();
+  }
+  if (request->moves_by_itself()) {
+    move_in_background();
+  }
+  return request;
+}
+
+RequestPtr TcpTransport::exchange(
+    const std::vector<Transfer>& sends,
+    const std::vector<Transfer>& receives,
+    const Lane& lane) {
+  return start(
+      not_empty(sends), not_empty(receives), [&](const at::Tensor& buffer) {
+        return Key::of(lane, buffer);
+      });
+}
+
+RequestPtr TcpTransport::exchange_frames(
+    const std::vector<Transfer>& sends,
+    const std::vector<Transfer>& receives) {
+  return start(
+      sends, receives, [](const at::Tensor&) { return Key::of_frame(); });
+}
+
+RequestPtr TcpTransport::send(const at::Tensor& buffer, int peer, int tag) {
+  return start({{peer, buffer}}, {}, [&](const at::Tensor&) {
+    return Key::of_user(tag);
+  });
+}
+
+RequestPtr TcpTransport::recv(const at::Tensor& buffer, int peer, int tag) {
+  return start({}, {{peer, buffer}}, [&](const at::Tensor&) {
+    return Key::of_user(tag);
+  });
+}
+
+RequestPtr TcpTransport::recv_any(const at::Tensor& buffer, int tag) {
+  return recv(buffer, Receive::kAny, tag);
+}
+
+void TcpTransport::post(const ReceivePtr& receive) {
+  if (const auto source = mailbox_.post(receive)) {
+    say(*source, Header::Kind::Request, receive->key);
+  }
+}
+
+void TcpTransport::send(const SendPtr& send) {
+  auto& peer = peers_[send->peer];
+  const auto& [kind, padding, key, bytes] = send->header;
+  if (!tcp::is_long(key, bytes)) {
+    peer.connection->queue(send);
+    write(send->peer);
+    return;
+  }
+  const auto asked = std::find(peer.asked.begin(), peer.asked.end(), key);
+  if (asked != peer.asked.end()) {
+    peer.asked.erase(asked);
+    peer.connection->queue(send);
+    write(send->peer);
+    return;
+  }
+  peer.held.push_back(send);
+  if (key.kind == Key::Kind::User) {
+    Header offer = send->header;
+    offer.kind = Header::Kind::Offer;
+    peer.connection->queue(std::make_shared<Send>(send->peer, offer));
+    write(send->peer);
+  }
+}
+
+void TcpTransport::say(int peer, Header::Kind kind, const Key& key) {
+  peers_[peer].connection->queue(
+      std::make_shared<Send>(peer, Header{kind, 0, key, 0}));
+  write(peer);
+}
+
+void TcpTransport::write(int peer) {
+  auto& [connection, held, asked, is_watched, is_gone, farewell] = peers_[peer];
+  connection->write();
+  if (connection->is_full() != is_watched) {
+    is_watched = !is_watched;
+    const auto room = is_watched ? uint32_t{EPOLLOUT} : 0;
+    watch(epoll_, EPOLL_CTL_MOD, connection->socket(), peer, room);
+  }
+}
+
+void TcpTransport::read(int peer) {
+  auto& connection = *peers_[peer].connection;
+  connection.read(
+      buffer_, [&](const Header& header) { return take(peer, header); });
+  if (!connection.is_open()) {
+    epoll_ctl(epoll_, EPOLL_CTL_DEL, connection.socket(), nullptr);
+    peers_[peer].is_gone = !aborted_;
+  }
+}
+
+ReceivePtr TcpTransport::take(int source, const Header& header) {
+  auto& peer = peers_[source];
+  switch (header.kind) {
+    case Header::Kind::Bytes: {
+      auto receive = mailbox_.begin(source, header);
+      if (!receive) {
+        peer.connection->shut(); // that is no rank of ours
+      }
+      return receive;
+    }
+    case Header::Kind::Offer:
+      if (mailbox_.offer(source, header)) {
+        say(source, Header::Kind::Request, header.key);
+      }
+      return nullptr;
+    case Header::Kind::Request: {
+      const auto held = std::find_if(
+          peer.held.begin(), peer.held.end(), [&](const SendPtr& send) {
+            return send->header.key == header.key;
+          });
+      if (held == peer.held.end()) {
+        peer.asked.push_back(header.key);
+      } else {
+        peer.connection->queue(*held);
+        peer.held.erase(held);
+        write(source);
+      }
+      return nullptr;
+    }
+    default:
+      peer.farewell = header.kind;
+      return nullptr;
+  }
+}
+
+bool TcpTransport::is_gone(int peer) const {
+  Lock lock(mutex_);
+  return peers_[peer].is_gone;
+}
+
+void TcpTransport::abort() noexcept {
+  {
+    Lock lock(mutex_);
+    if (aborted_) {
+      return;
+    }
+    aborted_ = true;
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer != rank()) {
+        say(peer, timed_out_ ? Header::Kind::TimedOut : Header::Kind::GaveUp);
+        peers_[peer].connection->shut();
+      }
+    }
+  }
+  wanted_.notify_all();
+  driven_.notify_all();
+}
+
+} // namespace hvd

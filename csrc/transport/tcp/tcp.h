@@ -1,0 +1,108 @@
+#pragma once
+
+#include "transport/tcp/connection.h"
+#include "transport/tcp/mailbox.h"
+#include "transport/transport.h"
+
+#include <condition_variable>
+#include <limits>
+#include <list>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+namespace hvd {
+
+/// Ranks of different hosts by TCP, a connection for each pair.
+///
+/// Whoever waits for a message reads what has come for anyone in this process,
+/// so a short one takes no change of threads on its way. Where long messages or
+/// the user's are under way and nobody waits, a thread does.
+///
+/// A short message leaves at once. A long one waits until the receiver has a
+/// place for it, so what comes is copied once, by the system.
+class TcpTransport final : public Transport {
+ public:
+  /// `sockets`: by rank, connected, non-blocking and taken over; this one's
+  /// entry is -1. `neighbours`: ranks on this host, this one included.
+  TcpTransport(int rank, const std::vector<int>& sockets, int neighbours);
+  ~TcpTransport() override;
+
+  const char* name() const override {
+    return "tcp";
+  }
+  bool is_gone(int peer) const override;
+  RequestPtr exchange(
+      const std::vector<Transfer>& sends,
+      const std::vector<Transfer>& receives,
+      const Lane& lane) override;
+  RequestPtr exchange_frames(
+      const std::vector<Transfer>& sends,
+      const std::vector<Transfer>& receives) override;
+  RequestPtr send(const at::Tensor& buffer, int peer, int tag) override;
+  RequestPtr recv(const at::Tensor& buffer, int peer, int tag) override;
+  RequestPtr recv_any(const at::Tensor& buffer, int tag) override;
+  int max_tag() const override {
+    return std::numeric_limits<int>::max();
+  }
+  void abort() noexcept override;
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  class TcpRequest;
+
+  /// What is known of another rank; of this one, nothing.
+  struct Peer {
+    std::unique_ptr<tcp::Connection> connection;
+    std::list<tcp::SendPtr> held; ///< long ones, not asked for yet
+    std::list<Key> asked; ///< for, before they are sent
+    bool is_watched_for_room = false;
+    bool is_gone = false;
+    std::optional<tcp::Header::Kind> farewell;
+  };
+
+  template <typename KeyOf>
+  RequestPtr start(
+      const std::vector<Transfer>& sends,
+      const std::vector<Transfer>& receives,
+      KeyOf key_of);
+  void wait(TcpRequest& request, Deadline deadline);
+
+  // All of these are called with `mutex_` held.
+  void post(const tcp::ReceivePtr& receive);
+  void send(const tcp::SendPtr& send);
+  void say(int peer, tcp::Header::Kind kind, const Key& key = {});
+  void write(int peer);
+  void read(int peer);
+  tcp::ReceivePtr take(int peer, const tcp::Header& header);
+  /// Waits until something can be read or written, and does that; or until
+  /// another thread has done so.
+  void turn(Lock& lock, std::chrono::microseconds spin, Deadline until);
+  bool is_moving() const;
+  void move_in_background();
+  void move();
+
+  std::string departed() const;
+  /// Throws TransportError if some rank has given up, and all with it.
+  void check_open() const;
+  /// Throws TransportError if the request needs a rank that is gone.
+  void check_living(const TcpRequest& request) const;
+
+  const int epoll_;
+  const std::chrono::microseconds spin_;
+
+  mutable std::mutex mutex_; ///< guards all below
+  std::vector<Peer> peers_; ///< by rank
+  tcp::Mailbox mailbox_;
+  tcp::Connection::Buffer buffer_;
+  bool driving_ = false; ///< a thread waits for the sockets
+  std::condition_variable driven_; ///< for the others that wait
+  bool aborted_ = false;
+  bool timed_out_ = false;
+  bool closing_ = false;
+  bool resting_ = false; ///< the thread has nothing to do
+  std::condition_variable wanted_; ///< for the thread
+  std::thread thread_; ///< made when first needed
+};
+
+} // namespace hvd

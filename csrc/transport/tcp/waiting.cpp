@@ -1,0 +1,179 @@
+// How what is under way over TCP goes on: who waits does it, and a thread where
+// nobody does.
+
+#include "transport/tcp/request.h"
+#include "transport/tcp/tcp.h"
+
+#include <sched.h>
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <array>
+
+namespace hvd {
+
+using tcp::Header;
+
+namespace {
+
+// Most waits are over before it is worth waking anybody.
+constexpr std::chrono::milliseconds kPatience{1};
+
+// How long closing may take at most.
+constexpr std::chrono::milliseconds kTurn{50};
+
+constexpr int kEvents = 64;
+using Events = std::array<epoll_event, kEvents>;
+
+/// Returns how many there are. Looks again and again for `spin`, then sleeps.
+int await(
+    int epoll,
+    Events& events,
+    std::chrono::microseconds spin,
+    Deadline until) {
+  const auto sleep = Clock::now() + spin;
+  int count = 0;
+  do {
+    count = epoll_wait(epoll, events.data(), kEvents, 0);
+    if (count == 0 && spin > spin.zero()) {
+      sched_yield(); // what is waited for may be waiting for this core
+    }
+  } while (count == 0 && Clock::now() < sleep);
+  if (count == 0) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(
+        std::min<Clock::duration>(until - Clock::now(), std::chrono::hours(1)));
+    count = epoll_wait(
+        epoll,
+        events.data(),
+        kEvents,
+        std::max(0, static_cast<int>(left.count())));
+  }
+  return std::max(count, 0); // less: a signal came
+}
+
+} // namespace
+
+void TcpTransport::wait(TcpRequest& request, Deadline deadline) {
+  Lock lock(mutex_);
+  const auto spin = request.moves_by_itself() ? spin_.zero() : spin_;
+  while (!request.is_done()) {
+    check_open();
+    check_living(request);
+    if (Clock::now() >= deadline) {
+      timed_out_ = true;
+      std::string ranks;
+      for (int peer = 0; peer < size(); ++peer) {
+        if (peer != rank() && (request.needs(peer) || request.needs_any())) {
+          ranks +=
+              (ranks.empty() ? " rank " : ", rank ") + std::to_string(peer);
+        }
+      }
+      throw TransportTimeout("tcp: Timed out waiting for" + ranks);
+    }
+    turn(lock, spin, deadline);
+  }
+  request.throw_error();
+}
+
+void TcpTransport::turn(
+    Lock& lock,
+    std::chrono::microseconds spin,
+    Deadline until) {
+  if (driving_) {
+    driven_.wait_until(lock, until);
+    return;
+  }
+  driving_ = true;
+  lock.unlock();
+  Events events;
+  const int count = await(epoll_, events, spin, until);
+  lock.lock();
+  driving_ = false;
+  for (int i = 0; i < count; ++i) {
+    const auto peer = static_cast<int>(events[i].data.u32);
+    if ((events[i].events & EPOLLOUT) != 0) {
+      write(peer);
+    }
+    if ((events[i].events & ~static_cast<uint32_t>(EPOLLOUT)) != 0) {
+      read(peer);
+    }
+  }
+  driven_.notify_all();
+}
+
+bool TcpTransport::is_moving() const {
+  return mailbox_.awaits_long_or_users() ||
+      std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
+           return peer.connection && peer.connection->is_open() &&
+               (peer.connection->is_full() || peer.connection->is_reading() ||
+                !peer.held.empty());
+         });
+}
+
+void TcpTransport::move_in_background() {
+  if (!thread_.joinable()) {
+    thread_ = std::thread([this] { move(); });
+  } else if (resting_) {
+    wanted_.notify_all();
+  }
+}
+
+void TcpTransport::move() {
+  Lock lock(mutex_);
+  const auto is_over = [this] { return closing_ || aborted_; };
+  while (!is_over()) {
+    resting_ = true;
+    wanted_.wait(lock, [&] { return is_over() || is_moving(); });
+    resting_ = false;
+    wanted_.wait_for(lock, kPatience, is_over);
+    while (!is_over() && is_moving()) {
+      turn(lock, spin_.zero(), Clock::now() + kTurn);
+    }
+  }
+}
+
+std::string TcpTransport::departed() const {
+  std::string text;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peers_[peer].is_gone) {
+      text += "; rank " + std::to_string(peer) + " has left or died";
+    }
+  }
+  return text;
+}
+
+void TcpTransport::check_open() const {
+  if (aborted_) {
+    throw TransportError("tcp: aborted" + departed());
+  }
+  // Who timed out comes before those who gave up because of that.
+  for (const auto& [kind, what] :
+       {std::pair(Header::Kind::TimedOut, " timed out and gave up"),
+        std::pair(Header::Kind::GaveUp, " gave up")}) {
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peers_[peer].farewell == kind) {
+        throw TransportError(
+            "tcp: rank " + std::to_string(peer) + what + departed());
+      }
+    }
+  }
+}
+
+void TcpTransport::check_living(const TcpRequest& request) const {
+  int gone = 0;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (!peers_[peer].is_gone) {
+      continue;
+    }
+    ++gone;
+    if (request.needs(peer)) {
+      throw TransportError(
+          "tcp: rank " + std::to_string(peer) + " has left or died");
+    }
+  }
+  if (gone == size() - 1 && request.needs_any()) {
+    throw TransportError("tcp: all other ranks have left or died");
+  }
+}
+
+} // namespace hvd

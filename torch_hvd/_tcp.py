@@ -1,0 +1,140 @@
+"""Connects the ranks of a group by TCP, each with each."""
+
+import hmac
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Store
+
+from torch_hvd import _addresses, _store
+from torch_hvd._load import _C
+
+_TOKEN_BYTES = 16
+_HELLO = struct.Struct(f"!i{_TOKEN_BYTES}s")  # rank, the token of who listens
+
+# When a connection that says nothing is none of ours.
+_HELLO_S = 5.0
+
+# A host that is gone without a word is noticed after some 30 s.
+_KEEPALIVE = {
+    socket.TCP_KEEPIDLE: 15,  # seconds
+    socket.TCP_KEEPINTVL: 5,  # seconds
+    socket.TCP_KEEPCNT: 3,
+}
+
+
+def _address() -> str:
+    """That others reach this rank by."""
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        name = os.environ["GLOO_SOCKET_IFNAME"].split(",")[0]
+        found = dict(_addresses.of_interfaces())
+        if name not in found:
+            raise OSError(
+                f"no interface {name!r} has an IPv4 address here; those that have are "
+                f"{', '.join(found)}"
+            )
+        return found[name]
+    return _addresses.for_peers() or _of_own_name()
+
+
+def _of_own_name() -> str:
+    """IPv4 if there is one."""
+    named = _addresses.resolve(socket.gethostname())
+    if named is not None:
+        return named
+    try:
+        infos = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except OSError:
+        return "127.0.0.1"
+    return str(infos[0][4][0])
+
+
+def _listen(address: str, size: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family, backlog=size)
+
+
+def _accept(
+    listener: socket.socket, token: bytes, awaited: set[int], deadline: float
+) -> Iterator[tuple[int, socket.socket]]:
+    """The ranks that connect, until all awaited have. Who does not know the token is no rank."""
+    while awaited:
+        listener.settimeout(max(deadline - time.monotonic(), 0.001))
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            ranks = ", ".join(map(str, sorted(awaited)))
+            raise TimeoutError(f"no connection from rank {ranks}") from None
+        connection.settimeout(_HELLO_S)
+        try:
+            hello = connection.recv(_HELLO.size, socket.MSG_WAITALL)
+        except OSError:
+            hello = b""
+        rank, theirs = _HELLO.unpack(hello) if len(hello) == _HELLO.size else (-1, b"")
+        if rank in awaited and hmac.compare_digest(theirs, token):
+            awaited.remove(rank)
+            yield rank, connection
+        else:
+            connection.close()
+
+
+def _prepare(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    connection.setblocking(False)
+
+
+def _connect_all(
+    store: Store, rank: int, size: int, address: str, deadline: float
+) -> dict[int, socket.socket]:
+    """To all ranks below this one, and from all above."""
+    token = secrets.token_bytes(_TOKEN_BYTES)
+    connections = {}
+    with _listen(address, size) as listener:
+        port = listener.getsockname()[1]
+        known = _store.exchange(store, "listens", rank, size, [address, port, token.hex()])
+        for peer, (host, port, theirs) in enumerate(known[:rank]):
+            left = max(deadline - time.monotonic(), 0.001)
+            try:
+                connections[peer] = socket.create_connection((host, port), timeout=left)
+                connections[peer].sendall(_HELLO.pack(rank, bytes.fromhex(theirs)))
+            except OSError as error:
+                raise OSError(f"to rank {peer} at {host} port {port}: {error}") from error
+        connections.update(_accept(listener, token, set(range(rank + 1, size)), deadline))
+    return connections
+
+
+def connect(
+    store: Store, rank: int, size: int, neighbours: int, timeout: timedelta
+) -> _C.Transport:
+    """Connect all ranks of a group.
+
+    Args:
+        store: where ranks find each other; its keys are this connection's own.
+        neighbours: ranks on this host, this one included.
+        timeout: for connecting.
+
+    Raises:
+        RuntimeError: names the address and the interface that were tried.
+    """
+    address = None
+    try:
+        address = _address()
+        deadline = time.monotonic() + timeout.total_seconds()
+        connections = _connect_all(store, rank, size, address, deadline)
+        for connection in connections.values():
+            _prepare(connection)
+    except OSError as error:
+        raise RuntimeError(
+            f"hvd: rank {rank} of {size} could not connect to the others over TCP on "
+            f"{_addresses.describe(address)}; GLOO_SOCKET_IFNAME chooses another interface. {error}"
+        ) from error
+    sockets = [connections[peer].detach() if peer != rank else -1 for peer in range(size)]
+    return _C.tcp_transport(rank, sockets, neighbours)
