@@ -1,7 +1,7 @@
 """How tests meet ranks.
 
 `@pytest.mark.ranks(2, 3)` makes the body of a test run on every rank of pools of those sizes, over
-gloo and shm or those in `transports=[...]`, instead of in pytest's process; with `hosts=[...]` also
+tcp and shm or those in `transports=[...]`, instead of in pytest's process; with `hosts=[...]` also
 on so many ranks of two hosts, with `mpi=[...]` over MPICH, and with `standin=[...]` on the way of
 tensors on a GPU, see `standin`. A test that asks for the `pool`
 fixture under the same mark gets the pool itself. One pool lives at a time; the tests of a module
@@ -22,8 +22,8 @@ import standin
 from libmpi import needs_mpich
 from ranks import RankPool
 
-TRANSPORTS = ["gloo", "shm"]
-HOSTS = "shm+gloo"  # what auto takes for ranks 0 and 1 on a host, and the rest on another
+TRANSPORTS = ["tcp", "shm"]
+HOSTS = "shm+tcp"  # what auto takes for ranks 0 and 1 on a host, and the rest on another
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

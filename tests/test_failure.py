@@ -162,7 +162,7 @@ def dies_with_the_store() -> None:
     assert os.environ["HVD_TRANSPORT"] == "gloo" or "rank 0 has left or died" in text, text
 
 
-@pytest.mark.parametrize("transport", ["gloo", "shm"])
+@pytest.mark.parametrize("transport", ["gloo", "shm", "tcp"])
 def test_killed_host_of_the_store(transport: str) -> None:
     with RankPool(3, backend="", env={"HVD_TRANSPORT": transport}) as pool:
         pool.run(dies_with_the_store, lost=[0])

@@ -110,7 +110,7 @@ def transport() -> str:
 @pytest.mark.parametrize("hosts", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_layout(hosts: str) -> None:
     with RankPool(len(hosts), hosts=hosts) as pool:
-        assert set(pool.run(transport)) == {"shm+gloo"}
+        assert set(pool.run(transport)) == {"shm+tcp"}
         pool.run(sums_of_all_sizes)
         pool.run(compressed_sums)
         pool.run(fed_back, 8)

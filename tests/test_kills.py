@@ -168,11 +168,17 @@ class Killer(threading.Thread):
         self.killed = self._pool.kill(self._round.victim)
 
 
-@pytest.fixture(scope="module", params=["1", "0"], ids=["attached", "copied"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param({"HVD_TRANSPORT": "shm", "HVD_CMA": "1"}, id="attached"),
+        pytest.param({"HVD_TRANSPORT": "shm", "HVD_CMA": "0"}, id="copied"),
+        pytest.param({"HVD_TRANSPORT": "tcp"}, id="tcp"),
+    ],
+)
 def survivors(request: pytest.FixtureRequest) -> Iterator[RankPool]:
-    """Ranks that have joined nothing, with cross-memory attach and without."""
-    env = {"HVD_TRANSPORT": "shm", "HVD_CMA": request.param}
-    with RankPool(MOST_RANKS, backend="", env=env) as pool:
+    """Ranks that have joined nothing."""
+    with RankPool(MOST_RANKS, backend="", env=request.param) as pool:
         yield pool
 
 

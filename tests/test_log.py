@@ -34,7 +34,7 @@ ATTACH = "cross-memory attach"
         (
             AUTO,
             *("shm", "gloo", [0, 1, 0], (ATTACH,), "no MPI: rank 1: no libmpi"),
-            f"3 ranks on 2 hosts: shm+gloo ({ATTACH}); no MPI: rank 1: no libmpi",
+            f"3 ranks on 2 hosts: shm+tcp ({ATTACH}); no MPI: rank 1: no libmpi",
         ),
         (
             _settings.Origin("HVD_TRANSPORT", "mpi"),

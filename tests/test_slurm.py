@@ -64,9 +64,9 @@ def printed(transport: str, *local: tuple[int, int]) -> list[str]:
     ("options", "expected"),
     [
         ("-N1 -n2", printed("shm", (0, 2), (1, 2))),
-        ("-N2 --ntasks-per-node=1", printed("gloo", (0, 1), (0, 1))),
-        ("-N2 --ntasks-per-node=2", printed("shm+gloo", (0, 2), (1, 2), (0, 2), (1, 2))),
-        ("-N2 -n3 --distribution=cyclic", printed("shm+gloo", (0, 2), (0, 1), (1, 2))),
+        ("-N2 --ntasks-per-node=1", printed("tcp", (0, 1), (0, 1))),
+        ("-N2 --ntasks-per-node=2", printed("shm+tcp", (0, 2), (1, 2), (0, 2), (1, 2))),
+        ("-N2 -n3 --distribution=cyclic", printed("shm+tcp", (0, 2), (0, 1), (1, 2))),
     ],
     ids=["one node", "a task a node", "two tasks a node", "uneven"],
 )
@@ -117,7 +117,7 @@ def test_hvdrun_in_a_job(slurm: Slurm, tmp_path: Path, kind: str) -> None:
     ran = run(slurm, *JOB, *launch, "-np", "4", sys.executable, "-c", SUM)
     assert ran.returncode == 0, ran.stderr
     lines = [re.sub(r"^\[.*?\](<stdout>:)? ", "", line) for line in ran.stdout.splitlines()]
-    expected = printed("shm+gloo", (0, 2), (1, 2), (0, 2), (1, 2))
+    expected = printed("shm+tcp", (0, 2), (1, 2), (0, 2), (1, 2))
     assert sorted(line for line in lines if line) == expected
 
 
@@ -130,7 +130,7 @@ def test_torchrun_in_a_step(slurm: Slurm) -> None:
     assert ran.returncode == 0, ran.stderr
     lines = sorted(ran.stdout.splitlines())
     assert [re.sub(r" \d ", " ", line, count=1) for line in lines] == [
-        f"shm+gloo 15 {rank % 2} 2" for rank in range(4)
+        f"shm+tcp 15 {rank % 2} 2" for rank in range(4)
     ]
 
 

@@ -57,10 +57,10 @@ def chosen(
         ("gloo", ["a"], "none"),
         ("shm", ["a"], "none"),
         ("auto", ["a", "a", "a"], "shm"),
-        ("auto", ["a", "a", "b"], "shm+gloo"),
-        ("auto", ["b", "a", "a", "b"], "shm+gloo"),
+        ("auto", ["a", "a", "b"], "shm+tcp"),
+        ("auto", ["b", "a", "a", "b"], "shm+tcp"),
         ("gloo", ["b", "a", "a", "b"], "gloo"),
-        ("auto", ["b", "a"], "gloo"),
+        ("auto", ["b", "a"], "tcp"),
         ("gloo", ["a", "a"], "gloo"),
         ("gloo", ["a", "b"], "gloo"),
         ("shm", ["a", "a"], "shm"),
@@ -69,6 +69,9 @@ def chosen(
         ("mpi", ["a"], "none"),
         ("shm+gloo", ["a", "a"], "shm"),
         ("shm+gloo", ["a", "b"], "gloo"),
+        ("shm+gloo", ["a", "b", "a"], "shm+gloo"),
+        ("tcp", ["a", "a"], "tcp"),
+        ("shm+tcp", ["a", "b", "a"], "shm+tcp"),
         ("shm+mpi", ["a", "b", "a"], "shm+mpi"),
         ("shm+mpi", ["a", "b"], "mpi"),
     ],
@@ -80,9 +83,9 @@ def test_choice(
 
 
 def test_choice_under_mpirun_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert chosen(monkeypatch, "auto", ["a", "b", "a"], 3, ["/nowhere"]) == ["shm+gloo"] * 3
+    assert chosen(monkeypatch, "auto", ["a", "b", "a"], 3, ["/nowhere"]) == ["shm+tcp"] * 3
     some = chosen(monkeypatch, "auto", ["a", "b", "a"], 2)  # ranks that mpirun has started
-    assert some == ["shm+gloo"] * 3
+    assert some == ["shm+tcp"] * 3
 
 
 @pytest.mark.parametrize(
@@ -105,7 +108,7 @@ def test_memory_that_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = chosen(monkeypatch, "shm", ["a", "a", "b"])
     assert len(set(errors)) == 1
     assert "transport is 'shm', but ranks 0 and 2" in errors[0]
-    assert "allowed there is auto, gloo or mpi" in errors[0]
+    assert "allowed there is auto, gloo, mpi or tcp" in errors[0]
 
 
 def test_host() -> None:
@@ -133,8 +136,8 @@ def test_hosts_by_name() -> None:
     """Ranks that say they are elsewhere use the network."""
     with RankPool(3, backend="") as pool:
         assert pool.run(join, "one host", ["a", "a", "a"]) == ["shm"] * 3
-        assert pool.run(join, "two hosts", ["a", "b", "a"]) == ["shm+gloo"] * 3
-        assert pool.run(join, "three hosts", ["a", "b", "c"]) == ["gloo"] * 3
+        assert pool.run(join, "two hosts", ["a", "b", "a"]) == ["shm+tcp"] * 3
+        assert pool.run(join, "three hosts", ["a", "b", "c"]) == ["tcp"] * 3
 
 
 def many_messages() -> None:
@@ -248,10 +251,9 @@ def test_messages(size: int, attach: str) -> None:
             pool.run(check_group)
 
 
-@needs_mpich
-def test_messages_over_mpi() -> None:
-    """Which nothing moves but those that ask for theirs."""
-    with RankPool(3, env={"HVD_TRANSPORT": "mpi"}) as pool:
+@pytest.mark.parametrize("transport", [pytest.param("mpi", marks=needs_mpich), "tcp"])
+def test_messages_between_hosts(transport: str) -> None:
+    with RankPool(3, env={"HVD_TRANSPORT": transport}) as pool:
         for function in MESSAGES:
             pool.run(function)
             pool.run(check_group)

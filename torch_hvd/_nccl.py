@@ -49,8 +49,8 @@ def connect(wanted: str, opts: Any, store: Store) -> _C.DeviceTransport | None:
         if wanted == "nccl":
             raise ValueError(
                 "HVD_TRANSPORT or Options.transport is 'nccl', but rank "
-                f"{rank}, on {node}, cannot use NCCL: {reason}; allowed there is auto, gloo, mpi "
-                "or shm"
+                f"{rank}, on {node}, cannot use NCCL: {reason}; allowed there is auto, gloo, mpi, "
+                "shm or tcp"
             )
         return None
     with contextlib.suppress(ImportError):  # nothing but compression needs its kernels

@@ -48,9 +48,9 @@ def choose(wanted: str, store: Store, rank: int, size: int) -> Choice:
         store: its keys are this group's own.
 
     Returns:
-        "none" for a group of one; else `wanted`, of "shm+gloo" and "shm+mpi" only what the hosts
+        "none" for a group of one; else `wanted`, of "shm+tcp" and the like only what the hosts
         have a use for. "auto" is "shm+mpi" if MPI has started all ranks and they have a fast
-        network, else "shm+gloo".
+        network, else "shm+tcp".
 
     Raises:
         ValueError: `wanted` cannot be had, on every rank alike; says why.
@@ -67,10 +67,10 @@ def choose(wanted: str, store: Store, rank: int, size: int) -> Choice:
         raise ValueError(
             "HVD_TRANSPORT or Options.transport is 'shm', but ranks 0 and "
             f"{peer}, on {known[0][1]} and {known[peer][1]}, cannot share memory: they are on "
-            "different hosts or in different containers; allowed there is auto, gloo or mpi"
+            "different hosts or in different containers; allowed there is auto, gloo, mpi or tcp"
         )
     if wanted == "auto":
-        wanted = "shm+mpi" if all(wants for _, _, wants in known) else "shm+gloo"
+        wanted = "shm+mpi" if all(wants for _, _, wants in known) else "shm+tcp"
     near = "shm" if wanted.startswith("shm") else ""
     far = wanted.removeprefix("shm").removeprefix("+")
     if near and len(names) == 1:
@@ -98,7 +98,7 @@ def connect(wanted: str, store: Store, rank: int, size: int, timeout: timedelta)
             raise ValueError(
                 f"HVD_TRANSPORT or Options.transport is {wanted!r}, but {error}"
             ) from None
-        choice = Choice(choice.near, "gloo", choice.hosts)
+        choice = Choice(choice.near, "tcp", choice.hosts)
         made = _connect(choice, store, rank, timeout)
         return Connection(choice, made.transport, made.details, f"no MPI: {error}")
 

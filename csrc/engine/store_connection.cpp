@@ -22,7 +22,11 @@ namespace {
 constexpr std::chrono::seconds kTimeout{3};
 constexpr std::chrono::milliseconds kLookForServer{500};
 
-/// Whether a connection is refused, as it is where nobody listens any more.
+// How long a process that is dying may go on to accept connections.
+constexpr std::chrono::milliseconds kDying{50};
+
+/// Whether a connection is refused, as it is where nobody listens any more, or
+/// closed at once, as by a server that dies just now.
 bool is_refused(const addrinfo& address) {
   const int fd =
       socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -38,6 +42,10 @@ bool is_refused(const addrinfo& address) {
     socklen_t length = sizeof(error);
     poll(&ready, 1, kLookForServer.count());
     getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
+  }
+  if (error == 0) {
+    pollfd ended{fd, POLLRDHUP, 0};
+    error = poll(&ended, 1, kDying.count()) > 0 ? ECONNREFUSED : 0;
   }
   close(fd);
   return error == ECONNREFUSED || error == EADDRNOTAVAIL;

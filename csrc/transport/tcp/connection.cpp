@@ -3,6 +3,7 @@
 #include "transport/tcp/mailbox.h"
 
 #include <linux/sockios.h>
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -148,6 +149,11 @@ void Connection::take(
     bytes += used;
     count -= used;
   }
+}
+
+bool Connection::is_abandoned() const {
+  pollfd look{socket_, POLLRDHUP, 0};
+  return open_ && poll(&look, 1, 0) > 0;
 }
 
 int64_t Connection::unconfirmed() const {

@@ -51,10 +51,13 @@ class Connection {
     return receive_ != nullptr;
   }
 
-  /// Whether the other side may still send.
+  /// Whether there may be more to read.
   bool is_open() const {
     return open_;
   }
+
+  /// Whether the other side has closed it, with or without more to read.
+  bool is_abandoned() const;
 
   /// What the peer's system has not yet confirmed to have, in bytes.
   int64_t unconfirmed() const;

@@ -17,8 +17,8 @@ struct Header {
     Bytes, ///< which follow
     Offer, ///< of a long message of the user's, which follows when asked for
     Request, ///< asks for a long message
-    GaveUp, ///< nothing else comes
-    TimedOut, ///< and so it gave up
+    GaveUp, ///< nothing else comes; `bytes` is a rank that was lost, or -1
+    TimedOut, ///< the same, and why
   };
 
   Kind kind = Kind::Bytes;

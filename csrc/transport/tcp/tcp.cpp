@@ -24,6 +24,9 @@ namespace {
 // woken cost two ranks.
 constexpr std::chrono::microseconds kSpin{50};
 
+// How long that another rank has given up may go unnoticed.
+constexpr std::chrono::milliseconds kUnseen{10};
+
 // How long leaving may wait for what is still on its way.
 constexpr std::chrono::seconds kLinger{1};
 
@@ -101,6 +104,10 @@ RequestPtr TcpTransport::start(
     KeyOf key_of) {
   auto request = std::make_unique<TcpRequest>(*this);
   Lock lock(mutex_);
+  // What a rank had sent before it gave up would be taken for success.
+  if (Clock::now() - last_look_ > kUnseen) {
+    look();
+  }
   check_open();
   // Receives first: to ask for a message is then not behind what is sent here.
   for (const auto& [peer, buffer] : receives) {
@@ -159,7 +166,7 @@ RequestPtr TcpTransport::recv_any(const at::Tensor& buffer, int tag) {
 
 void TcpTransport::post(const ReceivePtr& receive) {
   if (const auto source = mailbox_.post(receive)) {
-    say(*source, Header::Kind::Request, receive->key);
+    say(*source, {Header::Kind::Request, 0, receive->key, 0});
   }
 }
 
@@ -182,19 +189,19 @@ void TcpTransport::send(const SendPtr& send) {
   if (key.kind == Key::Kind::User) {
     Header offer = send->header;
     offer.kind = Header::Kind::Offer;
-    peer.connection->queue(std::make_shared<Send>(send->peer, offer));
-    write(send->peer);
+    say(send->peer, offer);
   }
 }
 
-void TcpTransport::say(int peer, Header::Kind kind, const Key& key) {
-  peers_[peer].connection->queue(
-      std::make_shared<Send>(peer, Header{kind, 0, key, 0}));
+/// What no bytes follow.
+void TcpTransport::say(int peer, const Header& header) {
+  peers_[peer].connection->queue(std::make_shared<Send>(peer, header));
   write(peer);
 }
 
 void TcpTransport::write(int peer) {
-  auto& [connection, held, asked, is_watched, is_gone, farewell] = peers_[peer];
+  auto& connection = peers_[peer].connection;
+  bool& is_watched = peers_[peer].is_watched_for_room;
   connection->write();
   if (connection->is_full() != is_watched) {
     is_watched = !is_watched;
@@ -209,7 +216,8 @@ void TcpTransport::read(int peer) {
       buffer_, [&](const Header& header) { return take(peer, header); });
   if (!connection.is_open()) {
     epoll_ctl(epoll_, EPOLL_CTL_DEL, connection.socket(), nullptr);
-    peers_[peer].is_gone = !aborted_;
+    peers_[peer].is_gone |=
+        !aborted_; // else it is this rank that has closed it
   }
 }
 
@@ -225,7 +233,7 @@ ReceivePtr TcpTransport::take(int source, const Header& header) {
     }
     case Header::Kind::Offer:
       if (mailbox_.offer(source, header)) {
-        say(source, Header::Kind::Request, header.key);
+        say(source, {Header::Kind::Request, 0, header.key, 0});
       }
       return nullptr;
     case Header::Kind::Request: {
@@ -244,13 +252,16 @@ ReceivePtr TcpTransport::take(int source, const Header& header) {
     }
     default:
       peer.farewell = header.kind;
+      if (header.bytes >= 0 && header.bytes < size()) {
+        peers_[header.bytes].is_missed = true;
+      }
       return nullptr;
   }
 }
 
 bool TcpTransport::is_gone(int peer) const {
   Lock lock(mutex_);
-  return peers_[peer].is_gone;
+  return has_left(peer);
 }
 
 void TcpTransport::abort() noexcept {
@@ -260,9 +271,19 @@ void TcpTransport::abort() noexcept {
       return;
     }
     aborted_ = true;
+    Header farewell{Header::Kind::GaveUp, 0, {}, -1};
+    if (timed_out_) {
+      farewell.kind = Header::Kind::TimedOut;
+    }
+    for (int peer = 0; peer < size(); ++peer) {
+      peers_[peer].is_gone = has_left(peer);
+      if (peers_[peer].is_gone) {
+        farewell.bytes = peer;
+      }
+    }
     for (int peer = 0; peer < size(); ++peer) {
       if (peer != rank()) {
-        say(peer, timed_out_ ? Header::Kind::TimedOut : Header::Kind::GaveUp);
+        say(peer, farewell);
         peers_[peer].connection->shut();
       }
     }

@@ -4,6 +4,8 @@
 #include "transport/tcp/mailbox.h"
 #include "transport/transport.h"
 
+#include <sys/epoll.h>
+
 #include <condition_variable>
 #include <limits>
 #include <list>
@@ -57,7 +59,8 @@ class TcpTransport final : public Transport {
     std::list<tcp::SendPtr> held; ///< long ones, not asked for yet
     std::list<Key> asked; ///< for, before they are sent
     bool is_watched_for_room = false;
-    bool is_gone = false;
+    bool is_gone = false; ///< and all that it sent has been read
+    bool is_missed = false; ///< by one that has given up
     std::optional<tcp::Header::Kind> farewell;
   };
 
@@ -71,17 +74,21 @@ class TcpTransport final : public Transport {
   // All of these are called with `mutex_` held.
   void post(const tcp::ReceivePtr& receive);
   void send(const tcp::SendPtr& send);
-  void say(int peer, tcp::Header::Kind kind, const Key& key = {});
+  void say(int peer, const tcp::Header& header);
   void write(int peer);
   void read(int peer);
   tcp::ReceivePtr take(int peer, const tcp::Header& header);
   /// Waits until something can be read or written, and does that; or until
   /// another thread has done so.
   void turn(Lock& lock, std::chrono::microseconds spin, Deadline until);
+  /// Does what can be done at once.
+  void look();
+  void serve(const epoll_event* events, int count);
   bool is_moving() const;
   void move_in_background();
   void move();
 
+  bool has_left(int peer) const;
   std::string departed() const;
   /// Throws TransportError if some rank has given up, and all with it.
   void check_open() const;
@@ -96,6 +103,7 @@ class TcpTransport final : public Transport {
   tcp::Mailbox mailbox_;
   tcp::Connection::Buffer buffer_;
   bool driving_ = false; ///< a thread waits for the sockets
+  Clock::time_point last_look_; ///< at them
   std::condition_variable driven_; ///< for the others that wait
   bool aborted_ = false;
   bool timed_out_ = false;

@@ -89,6 +89,22 @@ void TcpTransport::turn(
   const int count = await(epoll_, events, spin, until);
   lock.lock();
   driving_ = false;
+  serve(events.data(), count);
+  driven_.notify_all();
+}
+
+void TcpTransport::look() {
+  Events events;
+  int count = 0;
+  // Who drives does it without being asked.
+  while (!driving_ &&
+         (count = epoll_wait(epoll_, events.data(), kEvents, 0)) > 0) {
+    serve(events.data(), count);
+  }
+}
+
+void TcpTransport::serve(const epoll_event* events, int count) {
+  last_look_ = Clock::now();
   for (int i = 0; i < count; ++i) {
     const auto peer = static_cast<int>(events[i].data.u32);
     if ((events[i].events & EPOLLOUT) != 0) {
@@ -98,7 +114,6 @@ void TcpTransport::turn(
       read(peer);
     }
   }
-  driven_.notify_all();
 }
 
 bool TcpTransport::is_moving() const {
@@ -132,10 +147,16 @@ void TcpTransport::move() {
   }
 }
 
+bool TcpTransport::has_left(int peer) const {
+  const auto& known = peers_[peer];
+  return known.connection && !known.farewell &&
+      (known.is_gone || known.is_missed || known.connection->is_abandoned());
+}
+
 std::string TcpTransport::departed() const {
   std::string text;
   for (int peer = 0; peer < size(); ++peer) {
-    if (peers_[peer].is_gone) {
+    if (has_left(peer)) {
       text += "; rank " + std::to_string(peer) + " has left or died";
     }
   }
