@@ -46,9 +46,9 @@ SMALL_BENCHES := benchmarks/test_all_reduce.py benchmarks/test_fusion.py benchma
 
 bench-gate: $(BUILT) ## are the ratios that README promises kept? Takes root and a quiet machine
 	$(GATE)/shm.jsonl --quick $(SMALL_BENCHES) benchmarks/test_verbs.py
-	$(GATE)/gloo.jsonl --quick $(SMALL_BENCHES) --transport gloo
-	$(GATE)/fusion.jsonl benchmarks/test_fusion.py -k in_flight --transport gloo \
-	  --baseline hvd:transport=gloo,fusion_threshold=0
+	$(GATE)/tcp.jsonl --quick $(SMALL_BENCHES) --transport tcp
+	$(GATE)/fusion.jsonl benchmarks/test_fusion.py -k in_flight --transport tcp \
+	  --baseline hvd:transport=tcp,fusion_threshold=0
 	$(BIN)/python -m benchmarks.mpi --quick --json out/gate/mpi.jsonl
 	$(GATE)/1gbit.jsonl benchmarks/test_compression.py --link 1gbit \
 	  -k "(16MB or 64MB or ddp) and not hook"

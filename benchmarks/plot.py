@@ -1,8 +1,8 @@
 """all_reduce by size, a line for each backend: `python -m benchmarks.plot FILE.jsonl --out PNG`
 
     pytest benchmarks/test_all_reduce.py --json out/hvd.jsonl
-    pytest benchmarks/test_all_reduce.py --json out/hvd-gloo.jsonl --transport gloo
-    python -m benchmarks.plot out/hvd.jsonl out/hvd-gloo.jsonl --out out/all_reduce.png
+    pytest benchmarks/test_all_reduce.py --json out/hvd-tcp.jsonl --transport tcp
+    python -m benchmarks.plot out/hvd.jsonl out/hvd-tcp.jsonl --out out/all_reduce.png
 
 Baselines have lines, too. The limit is dashed: two copies of the tensor, or the rate of a link
 between hosts of one rank, which a codec may beat. There is a picture for each number of ranks and

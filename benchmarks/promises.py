@@ -69,7 +69,7 @@ OVER_SHARED_MEMORY = (
     (IN_ONE, in_bytes(ALL), 0.45, 0.50),
     (DDP_BROADCAST, in_bytes(ALL), 1.11, 1.60),
 )
-OVER_GLOO = (
+OVER_TCP = (
     ("all_reduce", 4, 0.62, 0.67),
     ("all_reduce", 1 * KB, 0.42, 0.44),
     ("all_reduce", 16 * KB, 0.43, 0.46),
@@ -120,15 +120,15 @@ TIMES_FASTER = {
 def _promises() -> Iterator[Promise]:
     for row in OVER_SHARED_MEMORY:
         yield Promise(*row)
-    for row in OVER_GLOO:
-        yield Promise(*row, backend="hvd:transport=gloo")
+    for row in OVER_TCP:
+        yield Promise(*row, backend="hvd:transport=tcp")
     for row in BY_FUSION:
-        unfused = "hvd:transport=gloo,fusion_threshold=0"
-        yield Promise(*row, backend="hvd:transport=gloo", baseline=unfused)
+        unfused = "hvd:transport=tcp,fusion_threshold=0"
+        yield Promise(*row, backend="hvd:transport=tcp", baseline=unfused)
     for baseline, size, ratio, high in OVER_MPI:
         yield Promise("all_reduce", size, ratio, high, "hvd:transport=mpi", baseline)
     for codec, times in TIMES_FASTER.items():
-        backend = f"hvd:transport=gloo,compression={codec}"
+        backend = f"hvd:transport=tcp,compression={codec}"
         for (op, size, ranks), faster in zip(ON_LINKS_OF_1GBIT, times, strict=True):
             if faster:
                 yield Promise(op, size, 1 / faster, 0, backend, ranks=ranks, link="1gbit")

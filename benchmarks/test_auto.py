@@ -16,7 +16,7 @@ QUICK_SIZES = (1 << 10, 1 << 24)
 SIZES = (1 << 6, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 TARGET = 1.05
 
-BY_NAME = [("hvd:transport=auto", f"hvd:transport={name}") for name in ("shm", "gloo")]
+BY_NAME = [("hvd:transport=auto", f"hvd:transport={name}") for name in ("shm", "tcp", "gloo")]
 pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.contenders(loopback=BY_NAME, link=BY_NAME[1:]),

@@ -29,7 +29,7 @@ QUICK_SIZES = (16 << 20,)
 SIZES = (4 << 20, 16 << 20, 64 << 20)
 
 CODECS = ("none", "fp16", "bf16", "fp8", "fp8_e5m2", "int8", "int4")
-LOSSLESS = "hvd:transport=gloo,compression=none"
+LOSSLESS = "hvd:transport=tcp,compression=none"
 FP16_HOOK, POWER_SGD = "gloo+fp16_compress_hook", "gloo+powerSGD_hook"
 
 # Ratios promised against gloo in fp32, of an all_reduce of 16 MB or more.
@@ -47,7 +47,7 @@ LOOPBACK_TARGET = 1.3  # against hvd without compression
 
 def against(baseline: str, codecs: tuple[str, ...] = CODECS) -> list[tuple[str, str]]:
     # By name: inside a host hvd would take shared memory, where nothing is compressed.
-    return [(f"hvd:transport=gloo,compression={codec}", baseline) for codec in codecs]
+    return [(f"hvd:transport=tcp,compression={codec}", baseline) for codec in codecs]
 
 
 def codec_of(bench: Bench) -> str:

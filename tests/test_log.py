@@ -25,7 +25,7 @@ ATTACH = "cross-memory attach"
     [
         (AUTO, "", "", [0], (), "", "1 rank: needs no transport"),
         (AUTO, "shm", "", [0, 0], (ATTACH,), "", f"2 ranks on 1 host: shm ({ATTACH})"),
-        (AUTO, "", "gloo", [0, 1, 0], (), "", "3 ranks on 2 hosts: gloo"),
+        (AUTO, "", "tcp", [0, 1, 0], (), "", "3 ranks on 2 hosts: tcp"),
         (
             AUTO,
             *("shm", "mpi", [0, 1, 0], (ATTACH, "MPICH 5.0.2"), ""),
@@ -33,7 +33,7 @@ ATTACH = "cross-memory attach"
         ),
         (
             AUTO,
-            *("shm", "gloo", [0, 1, 0], (ATTACH,), "no MPI: rank 1: no libmpi"),
+            *("shm", "tcp", [0, 1, 0], (ATTACH,), "no MPI: rank 1: no libmpi"),
             f"3 ranks on 2 hosts: shm+tcp ({ATTACH}); no MPI: rank 1: no libmpi",
         ),
         (

@@ -254,10 +254,10 @@ def test_auto_between_hosts(launcher: str, hosts: str) -> None:
 @needs_mpich
 def test_auto_does_without_mpi(library: str, reason: str) -> None:
     env = {"HVD_TRANSPORT": "auto", "HVD_LIBMPI": library, "HVD_LOG": "info"}
-    args = ("--hosts", "aab", "--transport", "shm+gloo")
+    args = ("--hosts", "aab", "--transport", "shm+tcp")
     ended = launch_by_mpi("mpich", 3, SCRIPT, *args, env=env)
     assert ended.returncode == 0, ended.stdout
-    assert "3 ranks on 2 hosts: shm+gloo" in ended.stdout
+    assert "3 ranks on 2 hosts: shm+tcp" in ended.stdout
     assert "; no MPI: rank 0: " in ended.stdout and reason in ended.stdout, ended.stdout
 
 

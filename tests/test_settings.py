@@ -30,7 +30,9 @@ DEFAULTS = {
 }
 BYTES = "allowed is a number of bytes"
 SECONDS = "allowed is a number of seconds"
-TRANSPORTS = "allowed is auto or gloo or mpi or nccl or shm or tcp or shm+gloo or shm+mpi or shm+tcp"
+TRANSPORTS = (
+    "allowed is auto or gloo or mpi or nccl or shm or tcp or shm+gloo or shm+mpi or shm+tcp"
+)
 # source, value, what the error says is allowed
 BAD_VARIABLES = [
     (

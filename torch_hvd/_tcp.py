@@ -7,6 +7,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
@@ -97,17 +98,20 @@ def _connect_all(
     """To all ranks below this one, and from all above."""
     token = secrets.token_bytes(_TOKEN_BYTES)
     connections = {}
-    with _listen(address, size) as listener:
+    with ExitStack() as failed, _listen(address, size) as listener:
         port = listener.getsockname()[1]
         known = _store.exchange(store, "listens", rank, size, [address, port, token.hex()])
         for peer, (host, port, theirs) in enumerate(known[:rank]):
             left = max(deadline - time.monotonic(), 0.001)
             try:
-                connections[peer] = socket.create_connection((host, port), timeout=left)
-                connections[peer].sendall(_HELLO.pack(rank, bytes.fromhex(theirs)))
+                connection = socket.create_connection((host, port), timeout=left)
+                connections[peer] = failed.enter_context(connection)
+                connection.sendall(_HELLO.pack(rank, bytes.fromhex(theirs)))
             except OSError as error:
                 raise OSError(f"to rank {peer} at {host} port {port}: {error}") from error
-        connections.update(_accept(listener, token, set(range(rank + 1, size)), deadline))
+        for peer, connection in _accept(listener, token, set(range(rank + 1, size)), deadline):
+            connections[peer] = failed.enter_context(connection)
+        failed.pop_all()
     return connections
 
 

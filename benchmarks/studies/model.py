@@ -1,6 +1,6 @@
 """How long would all_reduce take on more ranks than there are here? A model, fitted and checked.
 
-    for transport in shm gloo mpi; do
+    for transport in shm tcp mpi; do
         pytest benchmarks/test_all_reduce.py -k "sync and not async" \\
             --world-size 2 --backend hvd:transport=$transport --json out/all_reduce-$transport.jsonl
     done
@@ -32,7 +32,7 @@ def name_of(row: dict[str, Any]) -> str | None:
     if backend.backend != "hvd" or backend.options.get("compression", "none") != "none":
         return None
     wanted = str(backend.options.get("transport", "auto"))
-    name = {"auto": "gloo" if row["link"] else "shm"}.get(wanted, wanted)
+    name = {"auto": "tcp" if row["link"] else "shm"}.get(wanted, wanted)
     return f"{name}, {row['link'] or 'one host'}"
 
 

@@ -3,6 +3,7 @@
 // --help.
 
 #include "frames_tests.h"
+#include "messages_tests.h"
 #include "shm_tests.h"
 #include "simulation.h"
 #include "thread_clock_tests.h"
@@ -27,7 +28,7 @@ using namespace hvd::model;
 struct Options {
   uint64_t first = 0;
   uint64_t seeds = 2000; ///< of the engine
-  uint64_t shm_seeds = 100; ///< of shared memory
+  uint64_t message_seeds = 100; ///< of exchanges between threads
   int64_t jobs = 4; ///< simulations at a time
   int64_t limit = 60; ///< seconds for one of them
 };
@@ -41,15 +42,16 @@ Options parse(int argc, char** argv) {
       options.first = std::strtoull(value, nullptr, 10);
     } else if (name == "--seeds") {
       options.seeds = std::strtoull(value, nullptr, 10);
-    } else if (name == "--shm-seeds") {
-      options.shm_seeds = std::strtoull(value, nullptr, 10);
+    } else if (name == "--message-seeds") {
+      options.message_seeds = std::strtoull(value, nullptr, 10);
     } else if (name == "--jobs") {
       options.jobs = std::strtoll(value, nullptr, 10);
     } else if (name == "--limit") {
       options.limit = std::strtoll(value, nullptr, 10);
     } else {
-      std::cerr << "model [--first SEED] [--seeds COUNT] [--shm-seeds COUNT] "
-                   "[--jobs AT_A_TIME] [--limit SECONDS_EACH]\n";
+      std::cerr
+          << "model [--first SEED] [--seeds COUNT] [--message-seeds COUNT] "
+             "[--jobs AT_A_TIME] [--limit SECONDS_EACH]\n";
       std::exit(2);
     }
   }
@@ -101,16 +103,16 @@ void run_seeds(
   }
 }
 
-void run_shm_seeds(const Options& options) {
+void run_message_seeds(const Options& options) {
   test_bell();
   test_ring();
   test_memory_of_who_gave_up();
-  for (uint64_t i = 0; i < options.shm_seeds; ++i) {
+  for (uint64_t i = 0; i < options.message_seeds; ++i) {
     test_arena(options.first + i);
     // What fails ends the process, and what hangs ends at the limit of whoever
     // has started it: either way this is the last line.
-    std::cerr << "shm " << options.first + i << "\r";
-    test_shm(options.first + i);
+    std::cerr << "messages " << options.first + i << "\r";
+    test_messages(options.first + i);
   }
 }
 
@@ -129,7 +131,7 @@ int main(int argc, char** argv) {
   test_window();
   test_ahead();
   test_frame_lane(options.first);
-  run_shm_seeds(options);
+  run_message_seeds(options);
   run_seeds(options, store);
   std::cout << "model: " << options.seeds << " seeds from " << options.first
             << " passed\n";

@@ -81,7 +81,6 @@ void Connection::sent(int64_t bytes) {
     send.written += part;
     bytes -= part;
     if (send.written == send.length()) {
-      send.buffer.reset();
       send.done = true;
       queue_.pop_front();
     }

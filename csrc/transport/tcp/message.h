@@ -44,7 +44,7 @@ struct Send {
 
   const int peer;
   const Header header;
-  at::Tensor buffer; ///< the caller's, and let go when done
+  const at::Tensor buffer;
   int64_t written = 0; ///< of the header and the bytes
   bool done = false; ///< the buffer is the caller's again
 

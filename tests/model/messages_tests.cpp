@@ -1,0 +1,291 @@
+#include "messages_tests.h"
+
+#include "random.h"
+#include "require.h"
+#include "transport/shm/shm.h"
+#include "transport/tcp/tcp.h"
+
+#include <ATen/ops/empty.h>
+
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace hvd::model {
+
+namespace {
+
+constexpr std::chrono::seconds kForEver{100};
+
+Deadline for_ever() {
+  return Clock::now() + kForEver;
+}
+
+/// What byte `place` of message `number` from a rank is.
+uint8_t byte_of(uint64_t number, int from, int64_t place) {
+  return static_cast<uint8_t>(
+      number * 31 + from * 7 + place * 13 + place / 256);
+}
+
+at::Tensor message(uint64_t number, int from, int64_t bytes) {
+  auto tensor = at::empty({bytes}, at::kByte);
+  auto* const to = tensor.mutable_data_ptr<uint8_t>();
+  for (int64_t i = 0; i < bytes; ++i) {
+    to[i] = byte_of(number, from, i);
+  }
+  return tensor;
+}
+
+void check(const at::Tensor& tensor, uint64_t number, int from) {
+  const auto* const bytes = tensor.const_data_ptr<uint8_t>();
+  for (int64_t i = 0; i < tensor.numel(); ++i) {
+    REQUIRE(bytes[i] == byte_of(number, from, i));
+  }
+}
+
+int64_t random_bytes(Random& random) {
+  switch (random.below(8)) {
+    case 0: // direct or in parts; mostly when it is asked for
+      return random.between(72 * 1024, 2 * 1024 * 1024);
+    case 1:
+    case 2: // staged
+      return random.between(193, 72 * 1024);
+    default: // in the letter
+      return random.between(1, 192);
+  }
+}
+
+/// The transport of each rank.
+using Group = std::vector<std::unique_ptr<Transport>>;
+
+Group share_memory(int size, bool attach) {
+  std::vector<int> segments;
+  for (int rank = 0; rank < size; ++rank) {
+    segments.push_back(memfd_create("hvd-model", MFD_CLOEXEC));
+    REQUIRE(segments.back() >= 0);
+    REQUIRE(ftruncate(segments.back(), shm::Segment::length(size)) == 0);
+    ShmTransport::initialise(segments.back(), size);
+  }
+  Group group;
+  for (int rank = 0; rank < size; ++rank) {
+    std::vector<ShmTransport::Rank> all;
+    for (int peer = 0; peer < size; ++peer) {
+      const bool self = peer == rank;
+      all.push_back(
+          {peer, segments[peer], self ? -1 : getpid(), -1, self || attach});
+    }
+    group.push_back(std::make_unique<ShmTransport>(rank, all));
+  }
+  std::for_each(segments.begin(), segments.end(), close); // they are mapped
+  return group;
+}
+
+Group connect(int size) {
+  std::vector<std::vector<int>> sockets(size, std::vector<int>(size, -1));
+  for (int rank = 0; rank < size; ++rank) {
+    for (int peer = 0; peer < rank; ++peer) {
+      std::array<int, 2> pair{};
+      const int kind = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
+      REQUIRE(socketpair(AF_UNIX, kind, 0, pair.data()) == 0);
+      sockets[rank][peer] = pair[0];
+      sockets[peer][rank] = pair[1];
+    }
+  }
+  Group group;
+  for (int rank = 0; rank < size; ++rank) {
+    group.push_back(std::make_unique<TcpTransport>(rank, sockets[rank], size));
+  }
+  return group;
+}
+
+/// A program, the same on every rank: steps that each exchange messages of one
+/// size with all others, some of them under way together.
+class Program {
+ public:
+  Program(uint64_t seed, Group group)
+      : random_(seed),
+        size_(static_cast<int>(group.size())),
+        steps_(random_.between(5, 40)),
+        pauses_(random_.chance(50) ? 0 : 30),
+        seed_(seed),
+        group_(std::move(group)) {
+    if (random_.chance(20)) {
+      gives_up_ = static_cast<int>(random_.below(size_));
+    }
+  }
+
+  void run() {
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size_; ++rank) {
+      threads.emplace_back([this, rank] { run_rank(rank); });
+    }
+    for (auto& thread : threads) {
+      thread.join();
+    }
+  }
+
+ private:
+  struct Step {
+    RequestPtr request;
+    uint64_t number;
+    std::vector<Transfer> receives;
+  };
+
+  void run_rank(int rank) {
+    std::thread conversation([this, rank] { guarded([&] { talk(rank); }); });
+    std::thread quitter;
+    if (rank == gives_up_) {
+      quitter = std::thread([this, rank] {
+        Random(seed_ + 1).pause(100);
+        group_[rank]->abort();
+      });
+    }
+    guarded([&] { exchange(rank); });
+    conversation.join();
+    if (quitter.joinable()) {
+      quitter.join();
+    }
+    // Its memory may be read until all have ended: here that is a plain copy,
+    // where the kernel would refuse what has been freed.
+    if (rank != gives_up_) {
+      group_[rank] = nullptr;
+    }
+  }
+
+  /// A rank that gives up is the only thing that may go wrong.
+  template <typename Body>
+  void guarded(Body body) {
+    try {
+      body();
+    } catch (const TransportTimeout&) {
+      REQUIRE(!"a transport that hangs");
+    } catch (const TransportError&) {
+      REQUIRE(gives_up_ >= 0);
+    }
+  }
+
+  void exchange(int rank) {
+    Random shared(seed_); // drawn from alike on every rank
+    Random own(seed_ * 8 + rank);
+    std::deque<Step> pending;
+    for (uint64_t number = 0; number < static_cast<uint64_t>(steps_);
+         ++number) {
+      const bool frames = shared.chance(30);
+      const int64_t bytes =
+          frames ? shared.between(1, 64 * 1024) : random_bytes(shared);
+      const int64_t room = frames ? 64 * 1024 : bytes;
+      const bool one_buffer = shared.chance(50);
+      const auto own_message = message(number, rank, bytes);
+      std::vector<Transfer> sends;
+      std::vector<Transfer> receives;
+      for (int peer = 0; peer < size_; ++peer) {
+        if (peer != rank) {
+          sends.push_back(
+              {peer, one_buffer ? own_message : message(number, rank, bytes)});
+          receives.push_back({peer, at::empty({room}, at::kByte)});
+        }
+      }
+      auto& transport = *group_[rank];
+      auto request = frames
+          ? transport.exchange_frames(sends, receives)
+          : transport.exchange(sends, receives, {number, number * 3, 0});
+      for (auto& receive : receives) {
+        receive.buffer = receive.buffer.narrow(0, 0, bytes);
+      }
+      pending.push_back({std::move(request), number, std::move(receives)});
+      own.pause(pauses_);
+      const auto most = static_cast<size_t>(own.below(6));
+      while (pending.size() > most) {
+        end(pending, own.chance(50));
+      }
+    }
+    while (!pending.empty()) {
+      end(pending, true);
+    }
+  }
+
+  /// The first that is under way, or the last.
+  static void end(std::deque<Step>& pending, bool first) {
+    Step step = std::move(first ? pending.front() : pending.back());
+    first ? pending.pop_front() : pending.pop_back();
+    step.request->wait(for_ever());
+    for (const auto& [peer, buffer] : step.receives) {
+      check(buffer, step.number, peer);
+    }
+  }
+
+  /// Messages around the ring, received in another order.
+  void talk(int rank) {
+    Random shared(seed_ + 7);
+    auto& transport = *group_[rank];
+    const int next = (rank + 1) % size_;
+    const int before = (rank + size_ - 1) % size_;
+    for (int round = 0; round < 3; ++round) {
+      std::vector<RequestPtr> sends;
+      std::vector<int64_t> sizes;
+      for (int tag = 0; tag < 20; ++tag) {
+        sizes.push_back(random_bytes(shared) / 8 + 1);
+        const auto buffer = message(tag, rank, sizes.back());
+        sends.push_back(transport.send(buffer, next, tag));
+      }
+      for (int i = 0; i < 20; ++i) {
+        const int tag = i * 7 % 20;
+        auto buffer = at::empty({sizes[tag]}, at::kByte);
+        const bool any = shared.chance(20);
+        const auto request = any ? transport.recv_any(buffer, tag)
+                                 : transport.recv(buffer, before, tag);
+        request->wait(for_ever());
+        REQUIRE(request->source() == before);
+        check(buffer, tag, before);
+      }
+      for (const auto& send : sends) {
+        send->wait(for_ever());
+      }
+    }
+  }
+
+  Random random_;
+  const int size_;
+  const int64_t steps_;
+  const int pauses_;
+  const uint64_t seed_;
+  int gives_up_ = -1; ///< a rank that aborts on the way
+  Group group_;
+};
+
+int random_size(uint64_t seed) {
+  return static_cast<int>(Random(seed + 3).between(2, 4));
+}
+
+} // namespace
+
+void test_memory_of_who_gave_up() {
+  constexpr int64_t kBytes = 1024 * 1024; // read from the sender's memory
+  const Group group = share_memory(2, /*attach=*/true);
+  auto sent = message(0, 0, kBytes);
+  auto received = at::empty({kBytes}, at::kByte);
+  const auto receive = group[1]->exchange({}, {{0, received}}, {0, 0, 0});
+  const auto send = group[0]->exchange({{1, sent}}, {}, {0, 0, 0});
+  group[0]->abort();
+  sent.zero_(); // it is the caller's again
+  try {
+    receive->wait(for_ever());
+    REQUIRE(!"a message from who gave up");
+  } catch (const TransportError&) {
+  }
+}
+
+void test_messages(uint64_t seed) {
+  const int size = random_size(seed);
+  Program(seed, share_memory(size, /*attach=*/seed % 2 == 0)).run();
+  Program(seed, connect(size)).run();
+}
+
+} // namespace hvd::model

@@ -1,0 +1,173 @@
+"""How ranks connect by TCP, and what only TCP can get wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from calls import check_group
+from ranks import RankPool
+from torch_hvd import _addresses, _tcp
+
+TIMEOUT = timedelta(seconds=30)
+
+
+def connect_all(store: dist.Store, size: int, timeout: timedelta = TIMEOUT) -> list[object]:
+    """The transports of ranks that are threads, or the errors they get."""
+
+    def connect(rank: int) -> object:
+        try:
+            return _tcp.connect(store, rank, size, size, timeout)
+        except RuntimeError as error:
+            return error
+
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(connect, range(size)))
+
+
+def names(made: list[object]) -> list[str]:
+    return [getattr(one, "name", f"{one}") for one in made]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_addresses(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError as error:
+            pytest.skip(f"this processor's kernel has no {address}: {error}")
+    monkeypatch.setattr(_tcp, "_address", lambda: address)
+    assert names(connect_all(dist.HashStore(), 3)) == ["tcp"] * 3
+
+
+class Visited(dist.HashStore):
+    """A store where strangers connect to rank 0 as soon as it says where it listens."""
+
+    def __init__(self, *greetings: bytes) -> None:
+        super().__init__()
+        self._greetings = greetings
+        self.visits: list[socket.socket] = []
+
+    def set(self, key: str, value: str) -> None:
+        if key == "listens/0":
+            host, port, _ = json.loads(value)
+            for greeting in self._greetings:
+                self.visits.append(socket.create_connection((host, port)))
+                self.visits[-1].sendall(greeting)
+        super().set(key, value)
+
+
+def test_strangers_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what they say, or because they say nothing."""
+    monkeypatch.setattr(_tcp, "_HELLO_S", 0.2)
+    wrong_token = _tcp._HELLO.pack(1, bytes(16))
+    store = Visited(b"GET / HTTP/1.0\r\n\r\n" + bytes(20), wrong_token, b"")
+    assert names(connect_all(store, 2)) == ["tcp"] * 2
+    assert [is_closed(visit) for visit in store.visits] == [True] * 3
+
+
+def is_closed(connection: socket.socket) -> bool:
+    with connection:
+        connection.settimeout(5)
+        try:
+            return connection.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+
+def test_a_rank_that_does_not_come() -> None:
+    """It has said where it listens, and no more."""
+    store = dist.HashStore()
+    store.set("listens/2", json.dumps(["127.0.0.1", 1, "00" * 16]))
+
+    def connect(rank: int) -> str:
+        with pytest.raises(RuntimeError) as caught:
+            _tcp.connect(store, rank, 3, 3, timedelta(seconds=1))
+        return str(caught.value)
+
+    begun = time.monotonic()
+    with ThreadPoolExecutor(2) as threads:
+        errors = list(threads.map(connect, range(2)))
+    assert 0.9 < time.monotonic() - begun < 10
+    for rank, error in enumerate(errors):
+        assert f"rank {rank} of 3 could not connect to the others over TCP on address" in error
+        assert "no connection from rank 2" in error
+
+
+def test_an_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nothing0")
+    text = str(connect_all(dist.HashStore(), 1)[0])
+    here = ", ".join(name for name, _ in _addresses.of_interfaces())
+    assert "interface nothing0 (GLOO_SOCKET_IFNAME)" in text
+    assert f"no interface 'nothing0' has an IPv4 address here; those that have are {here}" in text
+
+
+def test_an_interface_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert _tcp._address() == "127.0.0.1"
+
+
+def stays_within_memory() -> int:
+    """MB that a rank takes while another, ahead of it, sends it what it has not asked for."""
+    rank = dist.get_rank()
+    parts = [torch.full((1 << 20,), float(i)) for i in range(16)]  # 4 MB each
+    if rank == 0:
+        sends = [dist.isend(part, 1, tag=i) for i, part in enumerate(parts)]
+        dist.barrier()
+        for send in sends:
+            assert send is not None
+            send.wait()
+        return 0
+    before = resident()
+    dist.barrier()  # reads what is there meanwhile
+    taken = resident() - before
+    for i, part in enumerate(parts):
+        got = torch.empty_like(part)
+        dist.recv(got, 0, tag=i)
+        assert torch.equal(got, part)
+    return taken
+
+
+def resident() -> int:
+    with open("/proc/self/status") as status:
+        found = re.search(r"VmRSS:\s+(\d+) kB", status.read())
+    assert found
+    return int(found[1]) >> 10
+
+
+def leaves_at_once() -> None:
+    """Rank 0's last message is read though it has left, and others say something to it then."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = dist.new_group()
+    check_group(group)
+    if rank == 0:
+        for peer in range(1, size):
+            dist.send(torch.full((20_000,), float(peer)), peer, group=group)
+        dist.destroy_process_group(group)
+    else:
+        time.sleep(0.1)
+        dist.isend(torch.ones(20_000), 0, group=group)  # which is not there any more
+        time.sleep(0.1)
+        got = torch.empty(20_000)
+        dist.recv(got, 0, group=group)
+        assert torch.all(got == rank)
+    dist.barrier()
+
+
+def test_what_is_not_asked_for_stays_with_its_sender() -> None:
+    with RankPool(2, env={"HVD_TRANSPORT": "tcp"}) as pool:
+        assert max(pool.run(stays_within_memory)) < 16  # of 64
+
+
+def test_the_last_message_of_who_leaves() -> None:
+    with RankPool(3, env={"HVD_TRANSPORT": "tcp"}) as pool:
+        pool.run(leaves_at_once)
