@@ -44,7 +44,7 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
         try:
             probe.bind((address, 0))
         except OSError as error:
-            pytest.skip(f"this processor's kernel has no {address}: {error}")
+            pytest.skip(f"there is no {address} here: {error}")
     monkeypatch.setattr(_tcp, "_address", lambda: address)
     assert names(connect_all(dist.HashStore(), 3)) == ["tcp"] * 3
 
