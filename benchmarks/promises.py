@@ -70,23 +70,20 @@ OVER_SHARED_MEMORY = (
     (DDP_BROADCAST, in_bytes(ALL), 1.11, 1.60),
 )
 OVER_TCP = (
-    ("all_reduce", 4, 0.62, 0.67),
-    ("all_reduce", 1 * KB, 0.42, 0.44),
-    ("all_reduce", 16 * KB, 0.43, 0.46),
-    ("all_reduce async x100", 100 * KB, 0.15, 0.19),
-    ("all_reduce", 1 * MB, 0.94, 1.38),
-    ("all_reduce", 16 * MB, 0.88, 1.11),
-    ("ddp step", DDP_BYTES, 0.99, 1.04),
-    (SMALL, in_bytes(FEW_KB), 0.16, 0.24),
-    (IN_FLIGHT, in_bytes(ALL), 0.77, 0.85),
-    (ONE_BY_ONE, in_bytes(ALL), 0.71, 0.91),
-    (IN_ONE, in_bytes(ALL), 0.94, 1.01),
-    (DDP_BROADCAST, in_bytes(ALL), 0.88, 0.99),
+    ("all_reduce", 4, 0.13, 0.16),
+    ("all_reduce", 1 * KB, 0.06, 0.21),
+    ("all_reduce", 16 * KB, 0.07, 0.17),
+    ("all_reduce async x100", 100 * KB, 0.04, 0.05),
+    ("all_reduce", 1 * MB, 0.59, 0.66),
+    ("all_reduce", 16 * MB, 0.79, 0.97),
+    ("ddp step", DDP_BYTES, 1.02, 1.06),
+    (SMALL, in_bytes(FEW_KB), 0.03, 0.05),
+    (IN_FLIGHT, in_bytes(ALL), 0.47, 0.57),
+    (ONE_BY_ONE, in_bytes(ALL), 0.21, 0.27),
+    (IN_ONE, in_bytes(ALL), 0.88, 0.96),
+    (DDP_BROADCAST, in_bytes(ALL), 0.94, 0.98),
 )
-BY_FUSION = (
-    (SMALL, in_bytes(FEW_KB), 0.16, 0.30),
-    (IN_FLIGHT, in_bytes(ALL), 0.83, 0.92),
-)
+BY_FUSION = ((SMALL, in_bytes(FEW_KB), 0.52, 0.61), (IN_FLIGHT, in_bytes(ALL), 1.00, 1.18))
 # Baseline, size, ratio and the end of its interval.
 OVER_MPI = (
     ("gloo", 4, 0.04, 0.04),
@@ -107,13 +104,13 @@ ON_LINKS_OF_1GBIT = (
     ("ddp step", DDP_BYTES, 4),
 )
 TIMES_FASTER = {
-    "none": (0.99, None, None, 1.02, None),
-    "fp16": (1.89, 1.98, 1.92, 1.74, None),
-    "bf16": (1.87, 1.98, None, 1.73, None),
-    "fp8": (3.62, 3.88, 3.71, 2.73, None),
-    "fp8_e5m2": (3.70, None, None, 2.99, None),
-    "int8": (3.73, 3.84, 3.67, 2.82, 2.61),
-    "int4": (6.38, 6.62, 5.58, 3.62, None),
+    "none": (1.00, 1.00, None, 1.03, None),
+    "fp16": (1.95, 1.99, 1.96, 1.86, None),
+    "bf16": (1.98, 1.99, None, 1.79, None),
+    "fp8": (3.83, 3.94, 3.70, 2.86, None),
+    "fp8_e5m2": (3.68, 3.94, None, 2.92, None),
+    "int8": (3.77, 3.94, 3.80, 2.99, 2.66),
+    "int4": (6.76, 7.14, 6.13, 4.08, None),
 }
 
 

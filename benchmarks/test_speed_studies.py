@@ -124,7 +124,7 @@ def test_rows_become_transports() -> None:
     found = model.transports(
         rows(4, link="1gbit") + rows(2, link="1gbit") + rows(2) + rows(2, backend="gloo")
     )
-    assert [transport.name for transport in found] == ["gloo, 1gbit", "shm, one host"]
+    assert [transport.name for transport in found] == ["tcp, 1gbit", "shm, one host"]
     assert [transport.fitted.model.ranks for transport in found] == [2, 2]
     assert [*found[0].beyond] == [4]
     assert model.name_of(row(backend="hvd:transport=mpi")) == "mpi, one host"

@@ -139,7 +139,7 @@ def dies_and_leaves_a_child() -> None:
     expect_error(lambda: dist.all_reduce(torch.ones(SMALL)), within=4)
 
 
-@pytest.mark.ranks(2, transports=["shm"], mpi=[2])
+@pytest.mark.ranks(2, transports=["shm", "tcp"], mpi=[2])
 def test_killed_rank_with_children(pool: RankPool) -> None:
     pool.run(dies_and_leaves_a_child, lost=[1])
 

@@ -98,11 +98,7 @@ def for_peers() -> str | None:
         return None
     named = resolve(socket.gethostname())
     master = resolve(os.environ.get("MASTER_ADDR", "localhost"))
-    if (
-        (named is not None and not is_loopback(named))
-        or master is None
-        or is_loopback(master)
-    ):
+    if (named is not None and not is_loopback(named)) or master is None or is_loopback(master):
         return None
     return towards(master)
 

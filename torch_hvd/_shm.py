@@ -149,7 +149,7 @@ def connect(
     except OSError as error:
         raise RuntimeError(
             f"hvd: rank {rank} could not share memory with the others of {ranks}: {error}; "
-            "HVD_TRANSPORT=gloo does without"
+            "HVD_TRANSPORT=tcp does without"
         ) from error
     finally:
         for peer in known:

@@ -7,7 +7,6 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -30,10 +29,6 @@ bool is_for_later() {
 } // namespace
 
 Connection::Connection(int socket) : socket_(socket) {}
-
-Connection::~Connection() {
-  close(socket_);
-}
 
 void Connection::queue(SendPtr send) {
   queue_.push_back(std::move(send));

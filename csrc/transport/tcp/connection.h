@@ -1,5 +1,6 @@
 #pragma once
 
+#include "common/descriptor.h"
 #include "transport/tcp/message.h"
 
 #include <array>
@@ -25,7 +26,6 @@ class Connection {
   explicit Connection(int socket);
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
-  ~Connection();
 
   int socket() const {
     return socket_;
@@ -69,7 +69,7 @@ class Connection {
   void sent(int64_t bytes);
   void take(const std::byte* bytes, int64_t count, const OnHeader& on_header);
 
-  const int socket_;
+  const Descriptor socket_;
   bool open_ = true;
   std::deque<SendPtr> queue_;
   std::array<std::byte, sizeof(Header)> header_;

@@ -4,7 +4,6 @@
 #include "transport/tcp/request.h"
 
 #include <sys/epoll.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -94,7 +93,6 @@ TcpTransport::~TcpTransport() {
          Clock::now() < latest) {
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
-  close(epoll_);
 }
 
 template <typename KeyOf>

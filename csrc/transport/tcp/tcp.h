@@ -19,7 +19,7 @@ namespace hvd {
 ///
 /// Whoever waits for a message reads what has come for anyone in this process,
 /// so a short one takes no change of threads on its way. Where long messages or
-/// the user's are under way and nobody waits, a thread does.
+/// the user's take longer a thread does, whether or not anybody waits.
 ///
 /// A short message leaves at once. A long one waits until the receiver has a
 /// place for it, so what comes is copied once, by the system.
@@ -95,7 +95,7 @@ class TcpTransport final : public Transport {
   /// Throws TransportError if the request needs a rank that is gone.
   void check_living(const TcpRequest& request) const;
 
-  const int epoll_;
+  const Descriptor epoll_;
   const std::chrono::microseconds spin_;
 
   mutable std::mutex mutex_; ///< guards all below
