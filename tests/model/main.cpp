@@ -107,6 +107,7 @@ void run_message_seeds(const Options& options) {
   test_bell();
   test_ring();
   test_memory_of_who_gave_up();
+  test_short_messages_that_nobody_waits_for();
   for (uint64_t i = 0; i < options.message_seeds; ++i) {
     test_arena(options.first + i);
     // What fails ends the process, and what hangs ends at the limit of whoever

@@ -282,6 +282,30 @@ void test_memory_of_who_gave_up() {
   }
 }
 
+void test_short_messages_that_nobody_waits_for() {
+  constexpr uint64_t kMessages = 100; // more than a socket holds
+  constexpr int64_t kBytes = 64 * 1024;
+  const Group group = connect(2);
+  std::vector<at::Tensor> received;
+  std::vector<RequestPtr> receives;
+  std::vector<RequestPtr> sends;
+  for (uint64_t number = 0; number < kMessages; ++number) {
+    received.push_back(at::empty({kBytes}, at::kByte));
+    receives.push_back(
+        group[1]->exchange({}, {{0, received.back()}}, {number, 0, 0}));
+    sends.push_back(
+        group[0]->exchange(
+            {{1, message(number, 0, kBytes)}}, {}, {number, 0, 0}));
+  }
+  for (const auto& send : sends) {
+    send->wait(for_ever());
+  }
+  for (uint64_t number = 0; number < kMessages; ++number) {
+    receives[number]->wait(for_ever());
+    check(received[number], number, 0);
+  }
+}
+
 void test_messages(uint64_t seed) {
   const int size = random_size(seed);
   Program(seed, share_memory(size, /*attach=*/seed % 2 == 0)).run();

@@ -9,6 +9,10 @@ namespace hvd::model {
 /// What is read of a rank's memory after it gave up is no message.
 void test_memory_of_who_gave_up();
 
+/// A rank that waits for something else takes in what has a receive, or who
+/// sends it could not go on.
+void test_short_messages_that_nobody_waits_for();
+
 /// ShmTransport, then TcpTransport, between ranks that are threads, two of
 /// each: a random program of exchanges, frames and messages; in some, a rank
 /// gives up on the way.

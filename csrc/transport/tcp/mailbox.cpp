@@ -136,15 +136,24 @@ ReceivePtr Mailbox::take(Posted& posted, const Key& key) {
 }
 
 bool Mailbox::awaits_long_or_users() const {
-  const auto awaits_users = [](const Posted& posted) {
-    return std::any_of(posted.begin(), posted.end(), [](const auto& receive) {
-      return receive->key.kind == Key::Kind::User;
-    });
-  };
-  const auto has_any = [](const Posted& posted) { return !posted.empty(); };
   return !posted_for_any_.empty() ||
-      std::any_of(asked_.begin(), asked_.end(), has_any) ||
-      std::any_of(posted_.begin(), posted_.end(), awaits_users);
+      std::any_of(
+          asked_.begin(),
+          asked_.end(),
+          [](const Posted& asked) { return !asked.empty(); }) ||
+      has_posted(Key::Kind::User);
+}
+
+bool Mailbox::awaits_short() const {
+  return has_posted(Key::Kind::Exchange);
+}
+
+bool Mailbox::has_posted(Key::Kind kind) const {
+  return std::any_of(posted_.begin(), posted_.end(), [&](const Posted& posted) {
+    return std::any_of(posted.begin(), posted.end(), [&](const auto& receive) {
+      return receive->key.kind == kind;
+    });
+  });
 }
 
 } // namespace hvd::tcp

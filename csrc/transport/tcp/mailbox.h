@@ -31,9 +31,11 @@ class Mailbox {
   /// Takes note that the next bytes have been read.
   static void add(Receive& receive, int64_t bytes);
 
-  /// Whether there are receives that a message is yet to come for, but for
-  /// those of short exchanges and of frames.
+  /// Whether there are receives of long messages or of the user's.
   bool awaits_long_or_users() const;
+
+  /// Whether there are receives of short messages of exchanges.
+  bool awaits_short() const;
 
  private:
   /// A message that no receive is posted for.
@@ -46,6 +48,7 @@ class Mailbox {
 
   ReceivePtr take_posted(int source, const Key& key);
   static ReceivePtr take(Posted& posted, const Key& key);
+  bool has_posted(Key::Kind kind) const;
 
   std::vector<Posted> posted_; ///< by peer
   Posted posted_for_any_;

@@ -47,22 +47,19 @@ class TcpTransport::TcpRequest final : public Request {
     });
   }
 
-  /// Whether it goes on though nobody waits for it.
-  bool moves_by_itself() const {
-    const auto is_left_alone = [](const auto& key, size_t bytes) {
+  /// Whether it is to go on though nobody waits for it. Frames always have
+  /// somebody.
+  bool is_left_alone() const {
+    return any_under_way(
+        [](const Key& key, size_t) { return key.kind != Key::Kind::Frame; });
+  }
+
+  /// Whether it is worth looking for it again and again.
+  bool is_short() const {
+    return !any_under_way([](const Key& key, size_t bytes) {
       return key.kind == Key::Kind::User ||
           tcp::is_long(key, static_cast<int64_t>(bytes));
-    };
-    return std::any_of(
-               receives.begin(),
-               receives.end(),
-               [&](const auto& one) {
-                 return !one->done &&
-                     is_left_alone(one->key, one->buffer.nbytes());
-               }) ||
-        std::any_of(sends.begin(), sends.end(), [](const auto& one) {
-             return !one->done;
-           });
+    });
   }
 
   void throw_error() const {
@@ -79,6 +76,18 @@ class TcpTransport::TcpRequest final : public Request {
   std::vector<tcp::SendPtr> sends;
 
  private:
+  template <typename Is>
+  bool any_under_way(Is is) const {
+    const auto in_receives = [&](const tcp::ReceivePtr& one) {
+      return !one->done && is(one->key, one->buffer.nbytes());
+    };
+    const auto in_sends = [&](const tcp::SendPtr& one) {
+      return !one->done && is(one->header.key, one->buffer_bytes());
+    };
+    return std::any_of(receives.begin(), receives.end(), in_receives) ||
+        std::any_of(sends.begin(), sends.end(), in_sends);
+  }
+
   TcpTransport& transport_;
 };
 

@@ -32,7 +32,11 @@ constexpr std::chrono::seconds kLinger{1};
 /// `more`: than what there is to read.
 void watch(int epoll, int operation, int socket, int peer, uint32_t more) {
   epoll_event event{EPOLLIN | more, {.u32 = static_cast<uint32_t>(peer)}};
-  epoll_ctl(epoll, operation, socket, &event);
+  if (epoll_ctl(epoll, operation, socket, &event) != 0 &&
+      operation == EPOLL_CTL_ADD) {
+    throw TransportError(
+        std::string("tcp: cannot watch a socket: ") + std::strerror(errno));
+  }
 }
 
 int make_epoll(const std::vector<int>& sockets) {
@@ -123,7 +127,7 @@ RequestPtr TcpTransport::start(
     send(request->sends.back());
     sent_bytes_ += buffer.nbytes();
   }
-  if (request->moves_by_itself()) {
+  if (request->is_left_alone()) {
     move_in_background();
   }
   return request;
@@ -171,14 +175,12 @@ void TcpTransport::post(const ReceivePtr& receive) {
 void TcpTransport::send(const SendPtr& send) {
   auto& peer = peers_[send->peer];
   const auto& [kind, padding, key, bytes] = send->header;
-  if (!tcp::is_long(key, bytes)) {
-    peer.connection->queue(send);
-    write(send->peer);
-    return;
-  }
   const auto asked = std::find(peer.asked.begin(), peer.asked.end(), key);
-  if (asked != peer.asked.end()) {
+  const bool is_asked_for = asked != peer.asked.end();
+  if (is_asked_for) {
     peer.asked.erase(asked);
+  }
+  if (is_asked_for || !tcp::is_long(key, bytes)) {
     peer.connection->queue(send);
     write(send->peer);
     return;
@@ -214,21 +216,19 @@ void TcpTransport::read(int peer) {
       buffer_, [&](const Header& header) { return take(peer, header); });
   if (!connection.is_open()) {
     epoll_ctl(epoll_, EPOLL_CTL_DEL, connection.socket(), nullptr);
-    peers_[peer].is_gone |=
-        !aborted_; // else it is this rank that has closed it
+    // Else it is this rank that has closed it.
+    peers_[peer].is_gone |= !aborted_;
   }
 }
 
 ReceivePtr TcpTransport::take(int source, const Header& header) {
   auto& peer = peers_[source];
   switch (header.kind) {
-    case Header::Kind::Bytes: {
-      auto receive = mailbox_.begin(source, header);
-      if (!receive) {
-        peer.connection->shut(); // that is no rank of ours
+    case Header::Kind::Bytes:
+      if (auto receive = mailbox_.begin(source, header)) {
+        return receive;
       }
-      return receive;
-    }
+      break;
     case Header::Kind::Offer:
       if (mailbox_.offer(source, header)) {
         say(source, {Header::Kind::Request, 0, header.key, 0});
@@ -248,13 +248,16 @@ ReceivePtr TcpTransport::take(int source, const Header& header) {
       }
       return nullptr;
     }
-    default:
+    case Header::Kind::GaveUp:
+    case Header::Kind::TimedOut:
       peer.farewell = header.kind;
       if (header.bytes >= 0 && header.bytes < size()) {
         peers_[header.bytes].is_missed = true;
       }
       return nullptr;
   }
+  peer.connection->shut(); // that is no rank of ours
+  return nullptr;
 }
 
 bool TcpTransport::is_gone(int peer) const {

@@ -19,7 +19,8 @@ namespace hvd {
 ///
 /// Whoever waits for a message reads what has come for anyone in this process,
 /// so a short one takes no change of threads on its way. Where long messages or
-/// the user's take longer a thread does, whether or not anybody waits.
+/// the user's take longer a thread does, whether or not anybody waits; it also
+/// looks for short ones now and then, which may fill a socket.
 ///
 /// A short message leaves at once. A long one waits until the receiver has a
 /// place for it, so what comes is copied once, by the system.

@@ -19,6 +19,10 @@ namespace {
 // Most waits are over before it is worth waking anybody.
 constexpr std::chrono::milliseconds kPatience{1};
 
+// Short messages take no room but the sockets', until many have come that
+// nobody reads.
+constexpr std::chrono::milliseconds kPatienceWithShort{5};
+
 // How long closing may take at most.
 constexpr std::chrono::milliseconds kTurn{50};
 
@@ -55,7 +59,7 @@ int await(
 
 void TcpTransport::wait(TcpRequest& request, Deadline deadline) {
   Lock lock(mutex_);
-  const auto spin = request.moves_by_itself() ? spin_.zero() : spin_;
+  const auto spin = request.is_short() ? spin_ : spin_.zero();
   while (!request.is_done()) {
     check_open();
     check_living(request);
@@ -136,13 +140,22 @@ void TcpTransport::move_in_background() {
 void TcpTransport::move() {
   Lock lock(mutex_);
   const auto is_over = [this] { return closing_ || aborted_; };
+  const auto rest = [&](std::chrono::milliseconds time) {
+    wanted_.wait_for(lock, time, is_over);
+  };
   while (!is_over()) {
     resting_ = true;
-    wanted_.wait(lock, [&] { return is_over() || is_moving(); });
+    wanted_.wait(lock, [&] {
+      return is_over() || is_moving() || mailbox_.awaits_short();
+    });
     resting_ = false;
-    wanted_.wait_for(lock, kPatience, is_over);
+    rest(kPatience);
     while (!is_over() && is_moving()) {
       turn(lock, spin_.zero(), Clock::now() + kTurn);
+    }
+    if (!is_over() && mailbox_.awaits_short()) {
+      rest(kPatienceWithShort);
+      look();
     }
   }
 }
