@@ -2,10 +2,10 @@
 
 `@pytest.mark.ranks(2, 3)` makes the body of a test run on every rank of pools of those sizes, over
 tcp and shm or those in `transports=[...]`, instead of in pytest's process; with `hosts=[...]` also
-on so many ranks of two hosts, with `mpi=[...]` over MPICH, and with `standin=[...]` on the way of
-tensors on a GPU, see `standin`. A test that asks for the `pool`
-fixture under the same mark gets the pool itself. One pool lives at a time; the tests of a module
-are ordered so that each starts once.
+on so many ranks of two hosts, with `by_name=[...]` over Gloo and MPICH, and with `standin=[...]` on
+the way of tensors on a GPU, see `standin`. A test that asks for the `pool` fixture under the same
+mark gets the pool itself. One pool lives at a time; the tests of a module are ordered so that each
+starts once.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from libmpi import needs_mpich
 from ranks import RankPool
 
 TRANSPORTS = ["tcp", "shm"]
+BY_NAME = ["gloo", "mpi"]
 HOSTS = "shm+tcp"  # what auto takes for ranks 0 and 1 on a host, and the rest on another
 
 
@@ -52,7 +53,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             if size > 1 or transport == transports[0]  # alone, a rank has none
         ]
         pools += [(backend, HOSTS, size) for size in mark.kwargs.get("hosts", ())]
-        pools += [(backend, "mpi", size) for size in mark.kwargs.get("mpi", ())]
+        sizes = mark.kwargs.get("by_name", ())
+        pools += [(backend, transport, size) for transport in BY_NAME for size in sizes]
         pools += [(standin.NAME, "auto", size) for size in mark.kwargs.get("standin", ())]
         params = [
             pytest.param(

@@ -13,7 +13,7 @@ import rows
 import verbs
 from rows import Row
 
-pytestmark = pytest.mark.ranks(1, 2, 4, hosts=[4], mpi=[3])
+pytestmark = pytest.mark.ranks(1, 2, 4, hosts=[4], by_name=[3])
 
 
 def run_rows(check: verbs.Check, dtype: torch.dtype, op: str) -> None:

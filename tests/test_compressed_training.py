@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import torch_hvd
 from training import batch, new_model, new_optimizer, state_of, train
 
-pytestmark = pytest.mark.ranks(2, 3, transports=["gloo"])
+pytestmark = pytest.mark.ranks(2, 3, transports=["tcp"])
 
 CODECS = ("none", "fp16", "bf16", "fp8", "fp8_e5m2", "int8", "int4")
 WIDTH = 256  # of the model: 540 KB of gradients, which DDP sends in one bucket

@@ -20,10 +20,10 @@ from calls import check_group, expect_error
 from rows import reduce_op
 from training import batch, new_model
 
-pytestmark = pytest.mark.ranks(2, 3, 4, transports=["gloo"], hosts=[3], mpi=[3])
+pytestmark = pytest.mark.ranks(2, 3, 4, transports=["tcp"], hosts=[3], by_name=[3])
 
 # Every rank sends its own numbers, and none go by shared memory.
-one_rank_a_host = pytest.mark.ranks(2, 3, 4, transports=["gloo"])
+one_rank_a_host = pytest.mark.ranks(2, 3, 4, transports=["tcp"])
 
 # Relative L2 error that one all_reduce may have, with the default blocks.
 BUDGET = {

@@ -65,7 +65,7 @@ def dies_while_others_are_elsewhere(victim: int, count: int) -> None:
     together({call: partial(finds_out, call, count, group) for call, group in groups.items()})
 
 
-@pytest.mark.ranks(2, 3, hosts=[3], mpi=[3])
+@pytest.mark.ranks(2, 3, hosts=[3], by_name=[3])
 @pytest.mark.parametrize("count", [SMALL, LARGE])
 @pytest.mark.parametrize("first_dies", [True, False])
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def dies_in_a_conversation(victim: int) -> None:
     expect_error(lambda: dist.recv(torch.zeros(3), src=victim), within=1)
 
 
-@pytest.mark.ranks(2, 3, hosts=[3], mpi=[3])
+@pytest.mark.ranks(2, 3, hosts=[3], by_name=[3])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_killed_peer(pool: RankPool, victim: int) -> None:
     pool.run(dies_in_a_conversation, victim, lost=[victim])
@@ -112,7 +112,7 @@ def test_killed_rank_of_another_group(pool: RankPool) -> None:
     pool.run(dies_beside_another_group, lost=[2])
 
 
-@pytest.mark.ranks(2, mpi=[2])
+@pytest.mark.ranks(2, by_name=[2])
 def test_suspended_rank() -> None:
     """A rank that is only suspended for a while is not taken for dead."""
     if dist.get_rank() == 1:
@@ -139,7 +139,7 @@ def dies_and_leaves_a_child() -> None:
     expect_error(lambda: dist.all_reduce(torch.ones(SMALL)), within=4)
 
 
-@pytest.mark.ranks(2, transports=["shm", "tcp"], mpi=[2])
+@pytest.mark.ranks(2, transports=["shm", "tcp", "mpi"])
 def test_killed_rank_with_children(pool: RankPool) -> None:
     pool.run(dies_and_leaves_a_child, lost=[1])
 
@@ -175,7 +175,7 @@ def leaves() -> None:
     expect_error(lambda: dist.all_reduce(torch.ones(SMALL)))
 
 
-@pytest.mark.ranks(2, mpi=[2])
+@pytest.mark.ranks(2, by_name=[2])
 def test_exited_rank(pool: RankPool) -> None:
     """A rank that ends without a word is like a killed one."""
     assert pool.run(leaves, lost=[1])[1] == Lost(7)

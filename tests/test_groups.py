@@ -16,7 +16,7 @@ from rows import filled
 from torch_hvd import _nccl
 
 
-@pytest.mark.ranks(2, 3, 4, mpi=[3])
+@pytest.mark.ranks(2, 3, 4, by_name=[3])
 def test_overlapping_subgroups() -> None:
     """Every pair of ranks has a group; operations of several are in flight at once."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -40,7 +40,7 @@ def test_overlapping_subgroups() -> None:
     check_group()
 
 
-@pytest.mark.ranks(3, 4, hosts=[3, 4], mpi=[3])
+@pytest.mark.ranks(3, 4, hosts=[3, 4], by_name=[3])
 def test_local_synchronization() -> None:
     """Only the members make the group; the others are not asked."""
     rank = dist.get_rank()
@@ -68,7 +68,7 @@ def test_device_mesh() -> None:
         assert filled(tensor, sum(expected))
 
 
-@pytest.mark.ranks(2, mpi=[2])
+@pytest.mark.ranks(2, by_name=[2])
 def test_beside_gloo() -> None:
     gloo = dist.new_group(backend="gloo")
     works = [dist.all_reduce(torch.ones(LARGE), group=g, async_op=True) for g in (None, gloo) * 3]
@@ -79,7 +79,7 @@ def test_beside_gloo() -> None:
     check_group()
 
 
-@pytest.mark.ranks(2, 3, mpi=[2])
+@pytest.mark.ranks(2, 3, by_name=[2])
 def test_many_groups_leave_nothing_behind() -> None:
     """Threads and open files of destroyed groups are gone."""
 

@@ -196,7 +196,7 @@ BURST = 16
 BURSTS = [(False, SMALL), (True, SMALL), (True, LARGE)]  # check, count
 
 
-@pytest.mark.ranks(2, 4, mpi=[3])
+@pytest.mark.ranks(2, 4, by_name=[3])
 @pytest.mark.parametrize(("check", "count"), BURSTS, ids=["small", "check-small", "check-large"])
 def test_different_calls_in_a_burst(check: bool, count: int) -> None:
     """Of a burst of asynchronous calls just those that differ fail, on every rank."""
@@ -232,7 +232,7 @@ def test_different_calls_in_a_burst(check: bool, count: int) -> None:
     check_group()
 
 
-@pytest.mark.ranks(2, 4, mpi=[3])
+@pytest.mark.ranks(2, 4, by_name=[3])
 def test_one_call_too_few_in_a_burst() -> None:
     """Rank 1 leaves one out: from there on nothing fits, and the others wait for its last call."""
     rank, size = dist.get_rank(), dist.get_world_size()

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import rows
 from ranks import RankPool
 
-pytestmark = pytest.mark.ranks(1, 2, 3, 4, hosts=[3, 4], mpi=[2, 3])
+pytestmark = pytest.mark.ranks(1, 2, 3, 4, hosts=[3, 4], by_name=[2, 3])
 
 
 def all_reduce(dtype: torch.dtype, op: str) -> None:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from calls import CALLS, Call, expect_error, together
 from ranks import RankPool
 
-pytestmark = pytest.mark.ranks(3, mpi=[2])
+pytestmark = pytest.mark.ranks(3, by_name=[2])
 SHORT = timedelta(seconds=1)
 
 

@@ -16,7 +16,7 @@ from calls import LARGE, cpu_backend
 from rows import filled
 from starts import STARTS, Start, start_all_reduce, start_barrier, start_reduce, start_send_recv
 
-pytestmark = pytest.mark.ranks(1, 2, 3, mpi=[2])
+pytestmark = pytest.mark.ranks(1, 2, 3, by_name=[2])
 
 every_start = pytest.mark.parametrize(
     "start", STARTS, ids=lambda start: start.__name__.removeprefix("start_")
