@@ -116,6 +116,19 @@ def test_an_interface_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _tcp._address() == "127.0.0.1"
 
 
+def test_a_name_that_means_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    elsewhere = "203.0.113.7"  # of RFC 5737
+    known = {socket.gethostname(): elsewhere, "localhost": "127.0.0.1", "master": "127.0.0.2"}
+    monkeypatch.setattr(_addresses, "resolve", known.get)
+    for master in ("localhost", "master", "unknown"):
+        monkeypatch.setenv("MASTER_ADDR", master)
+        assert _tcp._address() == "127.0.0.1"
+    monkeypatch.setattr(_addresses, "is_loopback", lambda address: address == "127.0.0.1")
+    monkeypatch.setenv("MASTER_ADDR", "master")
+    assert _tcp._address() == _addresses.towards("127.0.0.2")
+
+
 def stays_within_memory() -> int:
     """MB that a rank takes while another, ahead of it, sends it what it has not asked for."""
     rank = dist.get_rank()

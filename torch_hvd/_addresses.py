@@ -91,16 +91,16 @@ def for_others(addresses: Sequence[str]) -> str | None:
 def for_peers() -> str | None:
     """The address that other ranks reach this host by, None where its name or the user tells it.
 
-    Where the name of a host means loopback, as on Debian, ranks on other hosts cannot connect to
-    it; if MASTER_ADDR is not loopback, the way to that tells a better one.
+    Where the name of a host means loopback, as on Debian, or what is not its own, ranks on other
+    hosts cannot connect to it; if MASTER_ADDR is not loopback, the way to that tells a better one.
     """
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return None
     named = resolve(socket.gethostname())
-    master = resolve(os.environ.get("MASTER_ADDR", "localhost"))
-    if (named is not None and not is_loopback(named)) or master is None or is_loopback(master):
+    if named is not None and not is_loopback(named) and is_own(named):
         return None
-    return towards(master)
+    master = resolve(os.environ.get("MASTER_ADDR", "localhost"))
+    return None if master is None or is_loopback(master) else towards(master)
 
 
 def describe(address: str | None) -> str:

@@ -44,10 +44,10 @@ def _address() -> str:
 
 
 def _of_own_name() -> str:
-    """IPv4 if there is one."""
+    """IPv4 if there is one, and loopback if the name means nothing that is this host's own."""
     named = _addresses.resolve(socket.gethostname())
     if named is not None:
-        return named
+        return named if _addresses.is_own(named) else "127.0.0.1"
     try:
         infos = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
     except OSError:
