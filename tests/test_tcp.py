@@ -17,24 +17,21 @@ from calls import check_group
 from ranks import RankPool
 from torch_hvd import _addresses, _tcp
 
-TIMEOUT = timedelta(seconds=30)
 
+def connect_all(store: dist.Store, size: int) -> list[str]:
+    """What ranks that are threads get: the transport, and their address; or the error."""
 
-def connect_all(store: dist.Store, size: int, timeout: timedelta = TIMEOUT) -> list[object]:
-    """The transports of ranks that are threads, or the errors they get."""
-
-    def connect(rank: int) -> object:
+    def connect(rank: int) -> str:
         try:
-            return _tcp.connect(store, rank, size, size, timeout)
+            transport, address = _tcp.connect(store, rank, size, size, timedelta(seconds=30))
         except RuntimeError as error:
-            return error
+            return str(error)
+        made.append(transport)  # until all have connected
+        return f"{transport.name} from {address}"
 
+    made: list[object] = []
     with ThreadPoolExecutor(size) as threads:
         return list(threads.map(connect, range(size)))
-
-
-def names(made: list[object]) -> list[str]:
-    return [getattr(one, "name", f"{one}") for one in made]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
@@ -46,7 +43,7 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
         except OSError as error:
             pytest.skip(f"there is no {address} here: {error}")
     monkeypatch.setattr(_tcp, "_address", lambda: address)
-    assert names(connect_all(dist.HashStore(), 3)) == ["tcp"] * 3
+    assert connect_all(dist.HashStore(), 3) == [f"tcp from {address}"] * 3
 
 
 class Visited(dist.HashStore):
@@ -71,7 +68,7 @@ def test_strangers_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_tcp, "_HELLO_S", 0.2)
     wrong_token = _tcp._HELLO.pack(1, bytes(16))
     store = Visited(b"GET / HTTP/1.0\r\n\r\n" + bytes(20), wrong_token, b"")
-    assert names(connect_all(store, 2)) == ["tcp"] * 2
+    assert [text.partition(" from ")[0] for text in connect_all(store, 2)] == ["tcp"] * 2
     assert [is_closed(visit) for visit in store.visits] == [True] * 3
 
 
@@ -105,7 +102,7 @@ def test_a_rank_that_does_not_come() -> None:
 
 def test_an_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nothing0")
-    text = str(connect_all(dist.HashStore(), 1)[0])
+    (text,) = connect_all(dist.HashStore(), 1)
     here = ", ".join(name for name, _ in _addresses.of_interfaces())
     assert "interface nothing0 (GLOO_SOCKET_IFNAME)" in text
     assert f"no interface 'nothing0' has an IPv4 address here; those that have are {here}" in text

@@ -117,13 +117,16 @@ def _connect_all(
 
 def connect(
     store: Store, rank: int, size: int, neighbours: int, timeout: timedelta
-) -> _C.Transport:
+) -> tuple[_C.Transport, str]:
     """Connect all ranks of a group.
 
     Args:
         store: where ranks find each other; its keys are this connection's own.
         neighbours: ranks on this host, this one included.
         timeout: for connecting.
+
+    Returns:
+        The transport, and the address of this rank.
 
     Raises:
         RuntimeError: names the address and the interface that were tried.
@@ -141,4 +144,4 @@ def connect(
             f"{_addresses.describe(address)}; GLOO_SOCKET_IFNAME chooses another interface. {error}"
         ) from error
     sockets = [connections[peer].detach() if peer != rank else -1 for peer in range(size)]
-    return _C.tcp_transport(rank, sockets, neighbours)
+    return _C.tcp_transport(rank, sockets, neighbours), address

@@ -118,7 +118,8 @@ def _connect(
         far = _C.gloo_transport(_gloo.connect(part, rank, len(choice.hosts), timeout))
     elif choice.far == "tcp":
         part = PrefixStore("tcp", store)
-        far = _tcp.connect(part, rank, len(choice.hosts), len(here), timeout)
+        far, address = _tcp.connect(part, rank, len(choice.hosts), len(here), timeout)
+        details.append(f"from {address}")
     if choice.near and len(here) > 1:
         near, attached = _shm.connect(PrefixStore("shm", store), rank, here, timeout)
         details.insert(0, f"{'' if attached else 'no '}cross-memory attach")
