@@ -44,7 +44,7 @@ def main_module() -> Extension:
         include_dirs=[str(ROOT / "csrc")],
         # The last one: the same bits from every instruction set.
         extra_compile_args={"cxx": [*FLAGS, "-ffp-contract=off"]},
-        extra_link_args=["-Wl,-s"],
+        extra_link_args=["-Wl,-s,--gc-sections"],
     )
 
 

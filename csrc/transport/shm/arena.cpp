@@ -8,10 +8,8 @@ namespace hvd::shm {
 std::optional<int64_t> Arena::take(int64_t bytes) {
   constexpr int64_t kLine = 64;
   const int64_t wanted = (bytes + kLine - 1) / kLine * kLine;
-  const auto piece =
-      std::find_if(free_.begin(), free_.end(), [&](const auto& entry) {
-        return entry.second >= wanted;
-      });
+  const auto piece = std::ranges::find_if(
+      free_, [&](const auto& entry) { return entry.second >= wanted; });
   if (piece == free_.end()) {
     return std::nullopt;
   }

@@ -34,10 +34,9 @@ void inherit(Receive& receive, const Receive& kept) {
 } // namespace
 
 void Mailbox::post(const ReceivePtr& receive) {
-  const auto here =
-      std::find_if(unclaimed_.begin(), unclaimed_.end(), [&](const auto& one) {
-        return fits(*receive, one.source, one.first);
-      });
+  const auto here = std::ranges::find_if(unclaimed_, [&](const auto& one) {
+    return fits(*receive, one.source, one.first);
+  });
   if (here == unclaimed_.end()) {
     posted_.push_back(receive);
     return;
@@ -56,17 +55,15 @@ void Mailbox::post(const ReceivePtr& receive) {
 
 void Mailbox::deliver(int source, const Letter& letter) {
   if (!is_first(letter)) {
-    const auto receive =
-        std::find_if(begun_.begin(), begun_.end(), [&](const auto& one) {
-          return one->source == source && one->message == letter.message;
-        });
+    const auto receive = std::ranges::find_if(begun_, [&](const auto& one) {
+      return one->source == source && one->message == letter.message;
+    });
     add(*receive, letter);
     return;
   }
-  const auto awaited =
-      std::find_if(posted_.begin(), posted_.end(), [&](const auto& receive) {
-        return fits(*receive, source, letter);
-      });
+  const auto awaited = std::ranges::find_if(posted_, [&](const auto& receive) {
+    return fits(*receive, source, letter);
+  });
   if (awaited == posted_.end()) {
     unclaimed_.push_back(keep(source, letter));
     return;
@@ -135,8 +132,8 @@ bool Mailbox::awaits_users_message() const {
   const auto awaits = [](const auto& receive) {
     return receive->key.kind == Key::Kind::User && !receive->done;
   };
-  return std::any_of(posted_.begin(), posted_.end(), awaits) ||
-      std::any_of(begun_.begin(), begun_.end(), awaits);
+  return std::ranges::any_of(posted_, awaits) ||
+      std::ranges::any_of(begun_, awaits);
 }
 
 ReceivePtr Mailbox::next_readable() {
@@ -146,10 +143,8 @@ ReceivePtr Mailbox::next_readable() {
           begun_.end(),
           [](const auto& receive) { return receive->done; }),
       begun_.end());
-  const auto readable =
-      std::find_if(begun_.begin(), begun_.end(), [](const auto& receive) {
-        return is_readable(*receive);
-      });
+  const auto readable = std::ranges::find_if(
+      begun_, [](const auto& receive) { return is_readable(*receive); });
   return readable == begun_.end() ? nullptr : *readable;
 }
 

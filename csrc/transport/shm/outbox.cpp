@@ -34,8 +34,8 @@ Letter::Form Outbox::form_for(int64_t bytes, const std::vector<int>& to) const {
   if (bytes <= Letter::kInline) {
     return Letter::Form::Inline;
   }
-  const bool readable = std::all_of(
-      to.begin(), to.end(), [&](int peer) { return reads_memory_[peer]; });
+  const bool readable =
+      std::ranges::all_of(to, [&](int peer) { return reads_memory_[peer]; });
   return bytes > kEager && readable ? Letter::Form::Direct
                                     : Letter::Form::Staged;
 }
@@ -46,9 +46,8 @@ std::vector<SendPtr> Outbox::send(
     const std::vector<int>& to) {
   const auto total = static_cast<int64_t>(buffer.nbytes());
   const auto form = form_for(total, to);
-  const bool all_idle = std::all_of(to.begin(), to.end(), [&](int peer) {
-    return queues_[peer].sends.empty();
-  });
+  const bool all_idle = std::ranges::all_of(
+      to, [&](int peer) { return queues_[peer].sends.empty(); });
   std::vector<SendPtr> parts;
   if (form != Letter::Form::Staged || (total <= kPart && all_idle)) {
     parts.push_back(queue(key, form, buffer, to));
@@ -133,13 +132,13 @@ void Outbox::flush() {
 }
 
 bool Outbox::is_waiting() const {
-  return std::any_of(queues_.begin(), queues_.end(), [](const auto& queue) {
+  return std::ranges::any_of(queues_, [](const auto& queue) {
     return !queue.acknowledgements.empty() || !queue.sends.empty();
   });
 }
 
 bool Outbox::is_read_from() const {
-  return std::any_of(unread_.begin(), unread_.end(), [](const auto& entry) {
+  return std::ranges::any_of(unread_, [](const auto& entry) {
     return entry.second->form == Letter::Form::Direct;
   });
 }

@@ -23,8 +23,8 @@ class ShmTransport::ShmRequest final : public Request {
 
   bool is_done() const {
     const auto done = [](const auto& part) { return part->done; };
-    return std::all_of(receives.begin(), receives.end(), done) &&
-        std::all_of(sends.begin(), sends.end(), done);
+    return std::ranges::all_of(receives, done) &&
+        std::ranges::all_of(sends, done);
   }
 
   /// Whether it waits for what the peer has yet to do.
@@ -37,12 +37,12 @@ class ShmTransport::ShmRequest final : public Request {
       return !send->done &&
           std::count(send->unread.begin(), send->unread.end(), peer) > 0;
     };
-    return std::any_of(receives.begin(), receives.end(), comes_from) ||
-        std::any_of(sends.begin(), sends.end(), goes_to);
+    return std::ranges::any_of(receives, comes_from) ||
+        std::ranges::any_of(sends, goes_to);
   }
 
   bool needs_any() const {
-    return std::any_of(receives.begin(), receives.end(), [](const auto& one) {
+    return std::ranges::any_of(receives, [](const auto& one) {
       return one->source == shm::Receive::kAny &&
           one->peer == shm::Receive::kAny;
     });

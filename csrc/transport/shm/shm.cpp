@@ -103,8 +103,7 @@ RequestPtr ShmTransport::start(
     return receive->key.kind == Key::Kind::User && !receive->done;
   };
   if (outbox_.is_waiting() ||
-      std::any_of(
-          request->receives.begin(), request->receives.end(), is_left_alone)) {
+      std::ranges::any_of(request->receives, is_left_alone)) {
     deliver_in_background();
   }
   return request;

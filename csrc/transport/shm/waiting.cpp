@@ -38,9 +38,8 @@ void ShmTransport::wait(ShmRequest& request, Deadline deadline) {
   while (!request.is_done()) {
     const uint32_t seen = bell().strikes();
     const bool moved = progress();
-    const auto own = std::find_if(
-        request.receives.begin(),
-        request.receives.end(),
+    const auto own = std::ranges::find_if(
+        request.receives,
         [](const auto& receive) { return shm::is_readable(*receive); });
     if (own != request.receives.end()) {
       read_next_part(lock, **own);

@@ -11,9 +11,8 @@ namespace {
 
 template <typename Queue>
 auto find(Queue& posted, const Key& key) {
-  return std::find_if(posted.begin(), posted.end(), [&](const auto& receive) {
-    return receive->key == key;
-  });
+  return std::ranges::find_if(
+      posted, [&](const auto& receive) { return receive->key == key; });
 }
 
 /// The rank's message is for this receive.
@@ -54,10 +53,9 @@ std::optional<int> Mailbox::post(const ReceivePtr& receive) {
   const int last = any ? static_cast<int>(unclaimed_.size()) - 1 : first;
   for (int source = first; source <= last; ++source) {
     auto& here = unclaimed_[source];
-    const auto found =
-        std::find_if(here.begin(), here.end(), [&](const Unclaimed& one) {
-          return one.header.key == receive->key;
-        });
+    const auto found = std::ranges::find_if(here, [&](const Unclaimed& one) {
+      return one.header.key == receive->key;
+    });
     if (found == here.end()) {
       continue;
     }
@@ -137,10 +135,8 @@ ReceivePtr Mailbox::take(Posted& posted, const Key& key) {
 
 bool Mailbox::awaits_long_or_users() const {
   return !posted_for_any_.empty() ||
-      std::any_of(
-          asked_.begin(),
-          asked_.end(),
-          [](const Posted& asked) { return !asked.empty(); }) ||
+      std::ranges::any_of(
+          asked_, [](const Posted& asked) { return !asked.empty(); }) ||
       has_posted(Key::Kind::User);
 }
 
@@ -149,10 +145,9 @@ bool Mailbox::awaits_short() const {
 }
 
 bool Mailbox::has_posted(Key::Kind kind) const {
-  return std::any_of(posted_.begin(), posted_.end(), [&](const Posted& posted) {
-    return std::any_of(posted.begin(), posted.end(), [&](const auto& receive) {
-      return receive->key.kind == kind;
-    });
+  return std::ranges::any_of(posted_, [&](const Posted& posted) {
+    return std::ranges::any_of(
+        posted, [&](const auto& receive) { return receive->key.kind == kind; });
   });
 }
 

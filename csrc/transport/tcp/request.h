@@ -23,8 +23,8 @@ class TcpTransport::TcpRequest final : public Request {
 
   bool is_done() const {
     const auto done = [](const auto& part) { return part->done; };
-    return std::all_of(receives.begin(), receives.end(), done) &&
-        std::all_of(sends.begin(), sends.end(), done);
+    return std::ranges::all_of(receives, done) &&
+        std::ranges::all_of(sends, done);
   }
 
   /// Whether it waits for what the peer has yet to do.
@@ -36,12 +36,12 @@ class TcpTransport::TcpRequest final : public Request {
     const auto goes_to = [&](const tcp::SendPtr& send) {
       return !send->done && send->peer == peer;
     };
-    return std::any_of(receives.begin(), receives.end(), comes_from) ||
-        std::any_of(sends.begin(), sends.end(), goes_to);
+    return std::ranges::any_of(receives, comes_from) ||
+        std::ranges::any_of(sends, goes_to);
   }
 
   bool needs_any() const {
-    return std::any_of(receives.begin(), receives.end(), [](const auto& one) {
+    return std::ranges::any_of(receives, [](const auto& one) {
       return one->source == tcp::Receive::kAny &&
           one->peer == tcp::Receive::kAny;
     });
@@ -84,8 +84,8 @@ class TcpTransport::TcpRequest final : public Request {
     const auto in_sends = [&](const tcp::SendPtr& one) {
       return !one->done && is(one->header.key, one->buffer_bytes());
     };
-    return std::any_of(receives.begin(), receives.end(), in_receives) ||
-        std::any_of(sends.begin(), sends.end(), in_sends);
+    return std::ranges::any_of(receives, in_receives) ||
+        std::ranges::any_of(sends, in_sends);
   }
 
   TcpTransport& transport_;

@@ -76,7 +76,7 @@ TcpTransport::~TcpTransport() {
   const auto latest = Clock::now() + kLinger;
   Lock lock(mutex_);
   const auto any = [this](auto holds) {
-    return std::any_of(peers_.begin(), peers_.end(), [&](const Peer& peer) {
+    return std::ranges::any_of(peers_, [&](const Peer& peer) {
       return peer.connection && peer.connection->is_open() &&
           holds(*peer.connection);
     });
@@ -175,7 +175,7 @@ void TcpTransport::post(const ReceivePtr& receive) {
 void TcpTransport::send(const SendPtr& send) {
   auto& peer = peers_[send->peer];
   const auto& [kind, padding, key, bytes] = send->header;
-  const auto asked = std::find(peer.asked.begin(), peer.asked.end(), key);
+  const auto asked = std::ranges::find(peer.asked, key);
   const bool is_asked_for = asked != peer.asked.end();
   if (is_asked_for) {
     peer.asked.erase(asked);
@@ -235,10 +235,9 @@ ReceivePtr TcpTransport::take(int source, const Header& header) {
       }
       return nullptr;
     case Header::Kind::Request: {
-      const auto held = std::find_if(
-          peer.held.begin(), peer.held.end(), [&](const SendPtr& send) {
-            return send->header.key == header.key;
-          });
+      const auto held = std::ranges::find_if(
+          peer.held,
+          [&](const SendPtr& send) { return send->header.key == header.key; });
       if (held == peer.held.end()) {
         peer.asked.push_back(header.key);
       } else {

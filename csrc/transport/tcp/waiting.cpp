@@ -122,7 +122,7 @@ void TcpTransport::serve(const epoll_event* events, int count) {
 
 bool TcpTransport::is_moving() const {
   return mailbox_.awaits_long_or_users() ||
-      std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) {
+      std::ranges::any_of(peers_, [](const Peer& peer) {
            return peer.connection && peer.connection->is_open() &&
                (peer.connection->is_full() || peer.connection->is_reading() ||
                 !peer.held.empty());
