@@ -2,7 +2,9 @@
 
 #include "transport/transport.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 
 namespace hvd {
 
