@@ -24,6 +24,12 @@ from torch_hvd import _mpi
 
 SCRIPT = Path(__file__).with_name("mpi_script.py")
 OVER_MPI = {"HVD_TRANSPORT": "mpi"}
+OF_SRUN = {
+    **dict.fromkeys(("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"), "0"),
+    **dict.fromkeys(("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"), "2"),
+    "SLURM_STEP_NODELIST": "n1",
+}
+OF_HYDRA = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
 
 
 @pytest.mark.parametrize(
@@ -34,12 +40,22 @@ OVER_MPI = {"HVD_TRANSPORT": "mpi"}
         ({"OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "0"}, "Open MPI"),
         ({"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": "5"}, "PMI"),
         ({"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_PORT": "host:5"}, "PMI"),
+        ({**OF_SRUN, "PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": "5"}, None),
+        ({**OF_SRUN, **OF_HYDRA, "PMI_FD": "5"}, "PMI"),  # mpirun in a job of Slurm
         ({"PMIX_RANK": "0", "SLURM_NTASKS": "2"}, "PMIx"),
         ({"PMIX_RANK": "0", "TORCHELASTIC_RUN_ID": "7"}, None),  # srun torchrun
     ],
 )
 def test_launcher(environ: dict[str, str], expected: str | None) -> None:
     assert _mpi.launcher(environ) == expected
+
+
+def test_launcher_of_a_library_with_the_process_managers_own_pmi(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_mpi._C, "mpi_is_loaded", lambda name: name == "libpmi2.so.0")
+    environ = {**OF_SRUN, "PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": "5"}
+    assert _mpi.launcher(environ) == "PMI"
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,9 @@ FAST_NETWORKS: Sequence[str] = ("/sys/class/infiniband", "/sys/class/cxi")
 
 _STANDARD, _MPICH, _OPEN_MPI = "libmpi_abi.so.1", "libmpi.so.12", "libmpi.so.40"
 
+# With one of these an MPI leaves PMI to its process manager's own library.
+_PMI_OF_MANAGERS = ("libpmi.so.0", "libpmi2.so.0")
+
 
 class Unavailable(Exception):
     """MPI cannot be had, on every rank alike; the text names a rank and the reason."""
@@ -36,7 +39,7 @@ _tags = itertools.cycle(range(0, 32768, 2))
 
 def launcher(environ: Mapping[str, str]) -> str | None:
     """The launcher that has started this process as one of an MPI world: "Open MPI", "PMI" or
-    "PMIx", after what it speaks; None if none has.
+    "PMIx", after what it speaks; None if none has, or none that is of use.
     """
     if "TORCHELASTIC_RUN_ID" in environ:
         return None  # what MPI's launcher has started, if any, is torchrun
@@ -45,8 +48,19 @@ def launcher(environ: Mapping[str, str]) -> str | None:
     if "PMIX_RANK" in environ:
         return "PMIx"
     if "PMI_RANK" in environ and ("PMI_FD" in environ or "PMI_PORT" in environ):
-        return "PMI"
+        return None if _is_deaf(environ) else "PMI"
     return None
+
+
+def _is_deaf(environ: Mapping[str, str]) -> bool:
+    """Whether PMI is that of srun, which loses what MPICH says.
+
+    `srun --mpi=pmi2` takes the first 1024 bytes of a line for all of it (Slurm's pmi1.c), MPICH
+    writes up to 1077, as many as memory that it sends uninitialised asks for, and then hangs.
+    """
+    launch = launchers.find(environ, tuple)
+    by_slurm = launch is not None and launch.launcher == "Slurm"
+    return by_slurm and not any(map(_C.mpi_is_loaded, _PMI_OF_MANAGERS))
 
 
 def has_fast_network() -> bool:
