@@ -2,9 +2,7 @@
 
 #include "transport/transport.h"
 
-#include <algorithm>
 #include <cstdint>
-#include <iterator>
 
 namespace hvd {
 
@@ -34,15 +32,5 @@ struct Key {
     return {Kind::User, static_cast<uint32_t>(tag), 0, 0};
   }
 };
-
-/// An exchange sends no empty messages.
-inline std::vector<Transfer> not_empty(const std::vector<Transfer>& all) {
-  std::vector<Transfer> some;
-  std::copy_if(
-      all.begin(), all.end(), std::back_inserter(some), [](const auto& one) {
-        return one.buffer.numel() > 0;
-      });
-  return some;
-}
 
 } // namespace hvd

@@ -18,17 +18,9 @@ bool is_first(const Letter& letter) {
   return letter.id == letter.message;
 }
 
-void inherit(Receive& receive, const Receive& kept) {
-  if (receive.error.empty()) {
-    receive.error = kept.error;
-  }
-  if (receive.error.empty()) {
-    std::memcpy(
-        receive.buffer.mutable_data_ptr(),
-        kept.buffer.const_data_ptr(),
-        static_cast<size_t>(kept.read));
-  }
-  receive.done = true;
+void begin(Receive& receive, int source, const Letter& first) {
+  receive.assign(source, first.total);
+  receive.message = first.message;
 }
 
 } // namespace
@@ -41,14 +33,12 @@ void Mailbox::post(const ReceivePtr& receive) {
     posted_.push_back(receive);
     return;
   }
-  begin(receive, here->source, here->first);
-  if (!here->kept) {
+  begin(*receive, here->source, here->first);
+  if (here->kept) {
+    here->kept->leave_to(receive);
+  } else {
     begun_.push_back(receive);
     add(receive, here->first);
-  } else if (here->kept->done) {
-    inherit(*receive, *here->kept);
-  } else {
-    here->kept->heir = receive;
   }
   unclaimed_.erase(here);
 }
@@ -70,7 +60,7 @@ void Mailbox::deliver(int source, const Letter& letter) {
   }
   const auto receive = *awaited;
   posted_.erase(awaited);
-  begin(receive, source, letter);
+  begin(*receive, source, letter);
   if (letter.form != Letter::Form::Inline) {
     begun_.push_back(receive);
   }
@@ -83,24 +73,10 @@ Mailbox::Unclaimed Mailbox::keep(int source, const Letter& first) {
   }
   const auto kept = std::make_shared<Receive>(
       first.key, source, at::empty({first.total}, at::kByte));
-  begin(kept, source, first);
+  begin(*kept, source, first);
   begun_.push_back(kept);
   add(kept, first);
   return {source, first, kept};
-}
-
-void Mailbox::begin(
-    const ReceivePtr& receive,
-    int source,
-    const Letter& first) {
-  receive->source = source;
-  receive->message = first.message;
-  receive->missing = first.total;
-  const auto room = static_cast<int64_t>(receive->buffer.nbytes());
-  if (first.total > room) {
-    receive->error = "a message of " + std::to_string(first.total) +
-        " bytes for a buffer of " + std::to_string(room);
-  }
 }
 
 void Mailbox::add(const ReceivePtr& receive, const Letter& letter) {
@@ -110,22 +86,11 @@ void Mailbox::add(const ReceivePtr& receive, const Letter& letter) {
   }
   if (receive->error.empty() && letter.bytes > 0) {
     std::memcpy(
-        receive->buffer.mutable_data_ptr(),
+        receive->next(),
         letter.content.data(),
         static_cast<size_t>(letter.bytes));
   }
-  receive->done = true;
-}
-
-void Mailbox::add_read(Receive& receive, int64_t bytes, std::string error) {
-  receive.error = std::move(error);
-  receive.read += bytes;
-  receive.missing -= bytes;
-  receive.done = receive.missing == 0;
-  if (receive.done && receive.heir) {
-    inherit(*receive.heir, receive);
-    receive.heir = nullptr;
-  }
+  receive->add(letter.bytes);
 }
 
 bool Mailbox::awaits_users_message() const {

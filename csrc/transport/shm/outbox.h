@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <memory>
@@ -25,6 +26,10 @@ struct Send {
   int64_t bytes = 0;
   int64_t total = 0; ///< bytes of the message
   std::optional<int64_t> staged; ///< offset in the arena
+
+  bool needs(int peer) const {
+    return std::ranges::count(unread, peer) > 0;
+  }
 };
 
 using SendPtr = std::shared_ptr<Send>;

@@ -47,7 +47,7 @@ void ShmTransport::initialise(int segment, int size) {
 }
 
 ShmTransport::ShmTransport(int rank, const std::vector<Rank>& ranks)
-    : Transport(rank, static_cast<int>(ranks.size())),
+    : MatchingTransport(rank, static_cast<int>(ranks.size())),
       numbers_(column(ranks, &Rank::number)),
       segments_(map_segments(ranks)),
       peers_(column(ranks, &Rank::pid), column(ranks, &Rank::life)),
@@ -73,7 +73,6 @@ ShmTransport::~ShmTransport() {
   head.state.compare_exchange_strong(open, SegmentHead::State::Left);
 }
 
-template <typename KeyOf>
 RequestPtr ShmTransport::start(
     const std::vector<Transfer>& sends,
     const std::vector<Transfer>& receives,
@@ -107,39 +106,6 @@ RequestPtr ShmTransport::start(
     deliver_in_background();
   }
   return request;
-}
-
-RequestPtr ShmTransport::exchange(
-    const std::vector<Transfer>& sends,
-    const std::vector<Transfer>& receives,
-    const Lane& lane) {
-  return start(
-      not_empty(sends), not_empty(receives), [&](const at::Tensor& buffer) {
-        return Key::of(lane, buffer);
-      });
-}
-
-RequestPtr ShmTransport::exchange_frames(
-    const std::vector<Transfer>& sends,
-    const std::vector<Transfer>& receives) {
-  return start(
-      sends, receives, [](const at::Tensor&) { return Key::of_frame(); });
-}
-
-RequestPtr ShmTransport::send(const at::Tensor& buffer, int peer, int tag) {
-  return start({{peer, buffer}}, {}, [&](const at::Tensor&) {
-    return Key::of_user(tag);
-  });
-}
-
-RequestPtr ShmTransport::recv(const at::Tensor& buffer, int peer, int tag) {
-  return start({}, {{peer, buffer}}, [&](const at::Tensor&) {
-    return Key::of_user(tag);
-  });
-}
-
-RequestPtr ShmTransport::recv_any(const at::Tensor& buffer, int tag) {
-  return recv(buffer, Receive::kAny, tag);
 }
 
 bool ShmTransport::is_gone(int peer) const {

@@ -1,12 +1,11 @@
 #pragma once
 
+#include "transport/matching.h"
 #include "transport/shm/mailbox.h"
 #include "transport/shm/outbox.h"
 #include "transport/shm/peers.h"
-#include "transport/transport.h"
 
 #include <condition_variable>
-#include <limits>
 #include <mutex>
 #include <thread>
 
@@ -24,7 +23,7 @@ namespace hvd {
 /// this process have yet to: reads for their receives, writes their sends. Only
 /// where a send has found no room, or a message to the user is not there yet,
 /// and nobody waits does a thread see to it.
-class ShmTransport final : public Transport {
+class ShmTransport final : public MatchingTransport {
  public:
   /// What is known of a rank, its own entry included.
   struct Rank {
@@ -61,46 +60,30 @@ class ShmTransport final : public Transport {
   }
   void attend(Deadline until) override;
   bool is_gone(int peer) const override;
-  RequestPtr exchange(
-      const std::vector<Transfer>& sends,
-      const std::vector<Transfer>& receives,
-      const Lane& lane) override;
-  RequestPtr exchange_frames(
-      const std::vector<Transfer>& sends,
-      const std::vector<Transfer>& receives) override;
-  RequestPtr send(const at::Tensor& buffer, int peer, int tag) override;
-  RequestPtr recv(const at::Tensor& buffer, int peer, int tag) override;
-  RequestPtr recv_any(const at::Tensor& buffer, int tag) override;
-  int max_tag() const override {
-    return std::numeric_limits<int>::max();
-  }
   void abort() noexcept override;
 
  private:
   using Lock = std::unique_lock<std::mutex>;
   class ShmRequest;
 
-  template <typename KeyOf>
   RequestPtr start(
       const std::vector<Transfer>& sends,
       const std::vector<Transfer>& receives,
-      KeyOf key_of);
+      KeyOf key_of) override;
+  Farewell farewell_of(int peer) const override;
+  bool has_left(int peer) const override {
+    return is_gone(peer);
+  }
+  std::string name_of(int peer) const override;
   void wait(ShmRequest& request, Deadline deadline);
 
   shm::Bell& bell() const;
   bool progress();
   void read_next_part(Lock& lock, shm::Receive& receive);
   void rest(uint32_t seen, Deadline until);
-  std::string name_of(int peer) const;
-  std::string awaited(const ShmRequest& request) const;
-  std::string departed() const;
-  /// Throws TransportError if some rank has given up, and all with it.
-  void check_open() const;
   /// Throws TransportError if what was just read of the peer's own memory may
   /// have been freed before: a peer says that it goes before it frees anything.
   void check_kept(int peer) const;
-  /// Throws TransportError if the request needs a rank that is gone.
-  void check_living(const ShmRequest& request);
   /// Sees to what is under way, or rests for as long as a full ring may go
   /// unnoticed.
   void move_on(Lock& lock);
@@ -115,9 +98,6 @@ class ShmTransport final : public Transport {
   std::mutex mutex_; ///< guards all below
   shm::Mailbox mailbox_;
   shm::Outbox outbox_;
-  bool aborted_ = false;
-  bool timed_out_ = false;
-  bool closing_ = false;
   bool delivering_ = false; ///< the thread runs
   std::thread delivery_;
   std::condition_variable ended_; ///< for that thread: closing or aborted

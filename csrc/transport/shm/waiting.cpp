@@ -51,11 +51,13 @@ void ShmTransport::wait(ShmRequest& request, Deadline deadline) {
       const auto now = Clock::now();
       check_open();
       if (now >= next_look) {
-        check_living(request);
+        // Its last letters may have come after the last look at them.
+        check_living(request, [&](int peer) {
+          return is_gone(peer) && !progress() && !mailbox_.next_readable();
+        });
       }
       if (now >= deadline) {
-        timed_out_ = true;
-        throw TransportTimeout("shm: Timed out waiting for" + awaited(request));
+        time_out(request);
       }
       next_look = now >= next_look ? now + kLookForDead : next_look;
       lock.unlock();
@@ -66,7 +68,7 @@ void ShmTransport::wait(ShmRequest& request, Deadline deadline) {
   if (outbox_.is_waiting()) {
     deliver_in_background();
   }
-  request.throw_error();
+  check_received(request);
 }
 
 void ShmTransport::move_on(Lock& lock) {
@@ -119,9 +121,7 @@ void ShmTransport::read_next_part(Lock& lock, Receive& receive) {
   receive.reading = true;
   std::string error = receive.error;
   if (error.empty()) {
-    auto* const to =
-        static_cast<std::byte*>(receive.buffer.mutable_data_ptr()) +
-        receive.read;
+    auto* const to = receive.next();
     lock.unlock();
     try {
       if (part.form == Letter::Form::Direct) {
@@ -139,7 +139,8 @@ void ShmTransport::read_next_part(Lock& lock, Receive& receive) {
     lock.lock();
   }
   receive.reading = false;
-  shm::Mailbox::add_read(receive, part.bytes, std::move(error));
+  receive.error = std::move(error);
+  receive.add(part.bytes);
   outbox_.acknowledge(receive.source, part.id);
   outbox_.flush();
   bell().ring(); // another thread may wait for this one
@@ -160,63 +161,20 @@ std::string ShmTransport::name_of(int peer) const {
   return "rank " + std::to_string(numbers_[peer]);
 }
 
-std::string ShmTransport::awaited(const ShmRequest& request) const {
-  std::string ranks;
-  for (int peer = 0; peer < size(); ++peer) {
-    if (peer != rank() && (request.needs(peer) || request.needs_any())) {
-      ranks += (ranks.empty() ? " " : ", ") + name_of(peer);
-    }
-  }
-  return ranks;
-}
-
-void ShmTransport::check_open() const {
-  if (aborted_) {
-    throw TransportError("shm: aborted" + departed());
-  }
-  // Who timed out comes before those who gave up because of that.
-  for (const auto& [state, what] :
-       {std::pair(SegmentHead::State::TimedOut, " timed out and gave up"),
-        std::pair(SegmentHead::State::Aborted, " gave up")}) {
-    for (int peer = 0; peer < size(); ++peer) {
-      if (segments_[peer].head().state == state) {
-        throw TransportError("shm: " + name_of(peer) + what + departed());
-      }
-    }
+MatchingTransport::Farewell ShmTransport::farewell_of(int peer) const {
+  switch (segments_[peer].head().state) {
+    case SegmentHead::State::TimedOut:
+      return Farewell::TimedOut;
+    case SegmentHead::State::Aborted:
+      return Farewell::GaveUp;
+    default:
+      return Farewell::None;
   }
 }
 
 void ShmTransport::check_kept(int peer) const {
   if (segments_[peer].head().state != SegmentHead::State::Open) {
     throw TransportError("it gave up or left before its memory was read");
-  }
-}
-
-/// Why others may have given up, for a message.
-std::string ShmTransport::departed() const {
-  std::string text;
-  for (int peer = 0; peer < size(); ++peer) {
-    if (is_gone(peer)) {
-      text += "; " + name_of(peer) + " has left or died";
-    }
-  }
-  return text;
-}
-
-void ShmTransport::check_living(const ShmRequest& request) {
-  int gone = 0;
-  for (int peer = 0; peer < size(); ++peer) {
-    // Its last letters may have come after the last look at them.
-    if (!is_gone(peer) || progress() || mailbox_.next_readable()) {
-      continue;
-    }
-    ++gone;
-    if (request.needs(peer)) {
-      throw TransportError("shm: " + name_of(peer) + " has left or died");
-    }
-  }
-  if (gone == size() - 1 && request.needs_any()) {
-    throw TransportError("shm: all other ranks have left or died");
   }
 }
 

@@ -1,7 +1,5 @@
 #include "transport/tcp/connection.h"
 
-#include "transport/tcp/mailbox.h"
-
 #include <linux/sockios.h>
 #include <poll.h>
 #include <sys/ioctl.h>
@@ -102,7 +100,7 @@ void Connection::read(Buffer& buffer, const OnHeader& on_header) {
     total += bytes;
     const auto placed = std::min<int64_t>(bytes, direct);
     if (placed > 0) {
-      Mailbox::add(*receive_, placed);
+      receive_->add(placed);
       if (receive_->done) {
         receive_ = nullptr;
       }
@@ -123,7 +121,7 @@ void Connection::take(
       if (std::byte* const to = receive_->next()) {
         std::memcpy(to, bytes, static_cast<size_t>(used));
       }
-      Mailbox::add(*receive_, used);
+      receive_->add(used);
     } else {
       used =
           std::min(count, static_cast<int64_t>(header_.size()) - header_read_);

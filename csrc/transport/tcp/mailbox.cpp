@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <cstring>
 
 namespace hvd::tcp {
 
@@ -13,27 +12,6 @@ template <typename Queue>
 auto find(Queue& posted, const Key& key) {
   return std::ranges::find_if(
       posted, [&](const auto& receive) { return receive->key == key; });
-}
-
-/// The rank's message is for this receive.
-void assign(Receive& receive, int source, int64_t bytes) {
-  receive.source = source;
-  receive.total = bytes;
-  const auto room = static_cast<int64_t>(receive.buffer.nbytes());
-  if (bytes > room) {
-    receive.error = "a message of " + std::to_string(bytes) +
-        " bytes for a buffer of " + std::to_string(room);
-  }
-}
-
-void inherit(Receive& receive, const Receive& kept) {
-  if (receive.error.empty() && kept.total > 0) {
-    std::memcpy(
-        receive.buffer.mutable_data_ptr(),
-        kept.buffer.const_data_ptr(),
-        static_cast<size_t>(kept.total));
-  }
-  receive.done = true;
 }
 
 } // namespace
@@ -61,16 +39,12 @@ std::optional<int> Mailbox::post(const ReceivePtr& receive) {
     }
     const auto [header, kept] = *found;
     here.erase(found);
-    assign(*receive, source, header.bytes);
+    receive->assign(source, header.bytes);
     if (!kept) {
       asked_[source].push_back(receive);
       return source;
     }
-    if (kept->done) {
-      inherit(*receive, *kept);
-    } else {
-      kept->heir = receive;
-    }
+    kept->leave_to(receive);
     return {};
   }
   (any ? posted_for_any_ : posted_[receive->peer]).push_back(receive);
@@ -83,7 +57,7 @@ bool Mailbox::offer(int source, const Header& header) {
     unclaimed_[source].push_back({header, nullptr});
     return false;
   }
-  assign(*receive, source, header.bytes);
+  receive->assign(source, header.bytes);
   asked_[source].push_back(receive);
   return true;
 }
@@ -100,18 +74,9 @@ ReceivePtr Mailbox::begin(int source, const Header& header) {
         header.key, source, at::empty({header.bytes}, at::kByte));
     unclaimed_[source].push_back({header, receive});
   }
-  assign(*receive, source, header.bytes);
-  add(*receive, 0);
+  receive->assign(source, header.bytes);
+  receive->add(0);
   return receive;
-}
-
-void Mailbox::add(Receive& receive, int64_t bytes) {
-  receive.read += bytes;
-  receive.done = receive.read == receive.total;
-  if (receive.done && receive.heir) {
-    inherit(*receive.heir, receive);
-    receive.heir = nullptr;
-  }
 }
 
 ReceivePtr Mailbox::take_posted(int source, const Key& key) {

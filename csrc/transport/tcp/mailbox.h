@@ -28,9 +28,6 @@ class Mailbox {
   /// that was not asked for.
   ReceivePtr begin(int source, const Header& header);
 
-  /// Takes note that the next bytes have been read.
-  static void add(Receive& receive, int64_t bytes);
-
   /// Whether there are receives of long messages or of the user's.
   bool awaits_long_or_users() const;
 

@@ -1,12 +1,9 @@
 #pragma once
 
-#include "transport/key.h"
-
-#include <ATen/core/Tensor.h>
+#include "transport/matching.h"
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <type_traits>
 
 namespace hvd::tcp {
@@ -51,6 +48,9 @@ struct Send {
   int64_t length() const {
     return static_cast<int64_t>(sizeof(Header) + buffer_bytes());
   }
+  bool needs(int peer) const {
+    return peer == this->peer;
+  }
   size_t buffer_bytes() const {
     return buffer.defined() ? buffer.nbytes() : 0;
   }
@@ -58,31 +58,11 @@ struct Send {
 
 using SendPtr = std::shared_ptr<Send>;
 
-/// A receive, from its call to its end; or a message that is kept until there
-/// is one for it.
-struct Receive {
-  static constexpr int kAny = -1;
+struct Receive : MatchedReceive {
+  using MatchedReceive::MatchedReceive;
 
-  Receive(Key key, int peer, at::Tensor buffer)
-      : key(key), peer(peer), buffer(std::move(buffer)) {}
-
-  const Key key;
-  const int peer; ///< or kAny
-  const at::Tensor buffer;
   uint64_t place = 0; ///< in the order of receives
-  int source = kAny; ///< once its message has begun, or was asked for
-  int64_t total = 0; ///< bytes of the message
-  int64_t read = 0; ///< of them
-  bool done = false;
-  std::string error; ///< empty if all is well
-  std::shared_ptr<Receive> heir; ///< what a kept message goes to when done
 
-  /// Where the next bytes go; null if they are of no use.
-  std::byte* next() const {
-    return error.empty()
-        ? static_cast<std::byte*>(buffer.mutable_data_ptr()) + read
-        : nullptr;
-  }
   int64_t missing() const {
     return total - read;
   }

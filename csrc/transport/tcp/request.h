@@ -3,48 +3,16 @@
 #include "transport/tcp/tcp.h"
 
 #include <algorithm>
-#include <string>
-#include <vector>
 
 namespace hvd {
 
-/// What a verb has posted.
-class TcpTransport::TcpRequest final : public Request {
+class TcpTransport::TcpRequest final
+    : public MatchedRequest<tcp::Receive, tcp::Send> {
  public:
   explicit TcpRequest(TcpTransport& transport) : transport_(transport) {}
 
   void wait(Deadline deadline) override {
     transport_.wait(*this, deadline);
-  }
-
-  int source() const override {
-    return receives.front()->source;
-  }
-
-  bool is_done() const {
-    const auto done = [](const auto& part) { return part->done; };
-    return std::ranges::all_of(receives, done) &&
-        std::ranges::all_of(sends, done);
-  }
-
-  /// Whether it waits for what the peer has yet to do.
-  bool needs(int peer) const {
-    const auto comes_from = [&](const tcp::ReceivePtr& receive) {
-      return !receive->done &&
-          (receive->peer == peer || receive->source == peer);
-    };
-    const auto goes_to = [&](const tcp::SendPtr& send) {
-      return !send->done && send->peer == peer;
-    };
-    return std::ranges::any_of(receives, comes_from) ||
-        std::ranges::any_of(sends, goes_to);
-  }
-
-  bool needs_any() const {
-    return std::ranges::any_of(receives, [](const auto& one) {
-      return one->source == tcp::Receive::kAny &&
-          one->peer == tcp::Receive::kAny;
-    });
   }
 
   /// Whether it is to go on though nobody waits for it. Frames always have
@@ -61,19 +29,6 @@ class TcpTransport::TcpRequest final : public Request {
           tcp::is_long(key, static_cast<int64_t>(bytes));
     });
   }
-
-  void throw_error() const {
-    for (const auto& receive : receives) {
-      if (!receive->error.empty()) {
-        throw TransportError(
-            "tcp: receive from rank " + std::to_string(receive->source) + ": " +
-            receive->error);
-      }
-    }
-  }
-
-  std::vector<tcp::ReceivePtr> receives;
-  std::vector<tcp::SendPtr> sends;
 
  private:
   template <typename Is>

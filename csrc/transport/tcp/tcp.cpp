@@ -59,7 +59,7 @@ TcpTransport::TcpTransport(
     int rank,
     const std::vector<int>& sockets,
     int neighbours)
-    : Transport(rank, static_cast<int>(sockets.size())),
+    : MatchingTransport(rank, static_cast<int>(sockets.size())),
       epoll_(make_epoll(sockets)),
       spin_(neighbours <= cores() ? kSpin : kSpin.zero()),
       peers_(sockets.size()),
@@ -99,7 +99,6 @@ TcpTransport::~TcpTransport() {
   }
 }
 
-template <typename KeyOf>
 RequestPtr TcpTransport::start(
     const std::vector<Transfer>& sends,
     const std::vector<Transfer>& receives,
@@ -124,7 +123,7 @@ RequestPtr TcpTransport::start(
         key_of(buffer),
         static_cast<int64_t>(buffer.nbytes())};
     request->sends.push_back(std::make_shared<Send>(peer, header, buffer));
-    send(request->sends.back());
+    dispatch(request->sends.back());
     sent_bytes_ += buffer.nbytes();
   }
   if (request->is_left_alone()) {
@@ -133,46 +132,13 @@ RequestPtr TcpTransport::start(
   return request;
 }
 
-RequestPtr TcpTransport::exchange(
-    const std::vector<Transfer>& sends,
-    const std::vector<Transfer>& receives,
-    const Lane& lane) {
-  return start(
-      not_empty(sends), not_empty(receives), [&](const at::Tensor& buffer) {
-        return Key::of(lane, buffer);
-      });
-}
-
-RequestPtr TcpTransport::exchange_frames(
-    const std::vector<Transfer>& sends,
-    const std::vector<Transfer>& receives) {
-  return start(
-      sends, receives, [](const at::Tensor&) { return Key::of_frame(); });
-}
-
-RequestPtr TcpTransport::send(const at::Tensor& buffer, int peer, int tag) {
-  return start({{peer, buffer}}, {}, [&](const at::Tensor&) {
-    return Key::of_user(tag);
-  });
-}
-
-RequestPtr TcpTransport::recv(const at::Tensor& buffer, int peer, int tag) {
-  return start({}, {{peer, buffer}}, [&](const at::Tensor&) {
-    return Key::of_user(tag);
-  });
-}
-
-RequestPtr TcpTransport::recv_any(const at::Tensor& buffer, int tag) {
-  return recv(buffer, Receive::kAny, tag);
-}
-
 void TcpTransport::post(const ReceivePtr& receive) {
   if (const auto source = mailbox_.post(receive)) {
     say(*source, {Header::Kind::Request, 0, receive->key, 0});
   }
 }
 
-void TcpTransport::send(const SendPtr& send) {
+void TcpTransport::dispatch(const SendPtr& send) {
   auto& peer = peers_[send->peer];
   const auto& [kind, padding, key, bytes] = send->header;
   const auto asked = std::ranges::find(peer.asked, key);
@@ -249,7 +215,8 @@ ReceivePtr TcpTransport::take(int source, const Header& header) {
     }
     case Header::Kind::GaveUp:
     case Header::Kind::TimedOut:
-      peer.farewell = header.kind;
+      peer.farewell = header.kind == Header::Kind::TimedOut ? Farewell::TimedOut
+                                                            : Farewell::GaveUp;
       if (header.bytes >= 0 && header.bytes < size()) {
         peers_[header.bytes].is_missed = true;
       }

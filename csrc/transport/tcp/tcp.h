@@ -1,16 +1,14 @@
 #pragma once
 
+#include "transport/matching.h"
 #include "transport/tcp/connection.h"
 #include "transport/tcp/mailbox.h"
-#include "transport/transport.h"
 
 #include <sys/epoll.h>
 
 #include <condition_variable>
-#include <limits>
 #include <list>
 #include <mutex>
-#include <optional>
 #include <thread>
 
 namespace hvd {
@@ -24,7 +22,7 @@ namespace hvd {
 ///
 /// A short message leaves at once. A long one waits until the receiver has a
 /// place for it, so what comes is copied once, by the system.
-class TcpTransport final : public Transport {
+class TcpTransport final : public MatchingTransport {
  public:
   /// `sockets`: by rank, connected, non-blocking and taken over; this one's
   /// entry is -1. `neighbours`: ranks on this host, this one included.
@@ -35,19 +33,6 @@ class TcpTransport final : public Transport {
     return "tcp";
   }
   bool is_gone(int peer) const override;
-  RequestPtr exchange(
-      const std::vector<Transfer>& sends,
-      const std::vector<Transfer>& receives,
-      const Lane& lane) override;
-  RequestPtr exchange_frames(
-      const std::vector<Transfer>& sends,
-      const std::vector<Transfer>& receives) override;
-  RequestPtr send(const at::Tensor& buffer, int peer, int tag) override;
-  RequestPtr recv(const at::Tensor& buffer, int peer, int tag) override;
-  RequestPtr recv_any(const at::Tensor& buffer, int tag) override;
-  int max_tag() const override {
-    return std::numeric_limits<int>::max();
-  }
   void abort() noexcept override;
 
  private:
@@ -62,19 +47,18 @@ class TcpTransport final : public Transport {
     bool is_watched_for_room = false;
     bool is_gone = false; ///< and all that it sent has been read
     bool is_missed = false; ///< by one that has given up
-    std::optional<tcp::Header::Kind> farewell;
+    Farewell farewell = Farewell::None;
   };
 
-  template <typename KeyOf>
   RequestPtr start(
       const std::vector<Transfer>& sends,
       const std::vector<Transfer>& receives,
-      KeyOf key_of);
+      KeyOf key_of) override;
   void wait(TcpRequest& request, Deadline deadline);
 
   // All of these are called with `mutex_` held.
   void post(const tcp::ReceivePtr& receive);
-  void send(const tcp::SendPtr& send);
+  void dispatch(const tcp::SendPtr& send);
   void say(int peer, const tcp::Header& header);
   void write(int peer);
   void read(int peer);
@@ -89,12 +73,10 @@ class TcpTransport final : public Transport {
   void move_in_background();
   void move();
 
-  bool has_left(int peer) const;
-  std::string departed() const;
-  /// Throws TransportError if some rank has given up, and all with it.
-  void check_open() const;
-  /// Throws TransportError if the request needs a rank that is gone.
-  void check_living(const TcpRequest& request) const;
+  Farewell farewell_of(int peer) const override {
+    return peers_[peer].farewell;
+  }
+  bool has_left(int peer) const override;
 
   const Descriptor epoll_;
   const std::chrono::microseconds spin_;
@@ -106,9 +88,6 @@ class TcpTransport final : public Transport {
   bool driving_ = false; ///< a thread waits for the sockets
   Clock::time_point last_look_; ///< at them
   std::condition_variable driven_; ///< for the others that wait
-  bool aborted_ = false;
-  bool timed_out_ = false;
-  bool closing_ = false;
   bool resting_ = false; ///< the thread has nothing to do
   std::condition_variable wanted_; ///< for the thread
   std::thread thread_; ///< made when first needed

@@ -62,21 +62,13 @@ void TcpTransport::wait(TcpRequest& request, Deadline deadline) {
   const auto spin = request.is_short() ? spin_ : spin_.zero();
   while (!request.is_done()) {
     check_open();
-    check_living(request);
+    check_living(request, [&](int peer) { return peers_[peer].is_gone; });
     if (Clock::now() >= deadline) {
-      timed_out_ = true;
-      std::string ranks;
-      for (int peer = 0; peer < size(); ++peer) {
-        if (peer != rank() && (request.needs(peer) || request.needs_any())) {
-          ranks +=
-              (ranks.empty() ? " rank " : ", rank ") + std::to_string(peer);
-        }
-      }
-      throw TransportTimeout("tcp: Timed out waiting for" + ranks);
+      time_out(request);
     }
     turn(lock, spin, deadline);
   }
-  request.throw_error();
+  check_received(request);
 }
 
 void TcpTransport::turn(
@@ -162,52 +154,8 @@ void TcpTransport::move() {
 
 bool TcpTransport::has_left(int peer) const {
   const auto& known = peers_[peer];
-  return known.connection && !known.farewell &&
+  return known.connection && known.farewell == Farewell::None &&
       (known.is_gone || known.is_missed || known.connection->is_abandoned());
-}
-
-std::string TcpTransport::departed() const {
-  std::string text;
-  for (int peer = 0; peer < size(); ++peer) {
-    if (has_left(peer)) {
-      text += "; rank " + std::to_string(peer) + " has left or died";
-    }
-  }
-  return text;
-}
-
-void TcpTransport::check_open() const {
-  if (aborted_) {
-    throw TransportError("tcp: aborted" + departed());
-  }
-  // Who timed out comes before those who gave up because of that.
-  for (const auto& [kind, what] :
-       {std::pair(Header::Kind::TimedOut, " timed out and gave up"),
-        std::pair(Header::Kind::GaveUp, " gave up")}) {
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peers_[peer].farewell == kind) {
-        throw TransportError(
-            "tcp: rank " + std::to_string(peer) + what + departed());
-      }
-    }
-  }
-}
-
-void TcpTransport::check_living(const TcpRequest& request) const {
-  int gone = 0;
-  for (int peer = 0; peer < size(); ++peer) {
-    if (!peers_[peer].is_gone) {
-      continue;
-    }
-    ++gone;
-    if (request.needs(peer)) {
-      throw TransportError(
-          "tcp: rank " + std::to_string(peer) + " has left or died");
-    }
-  }
-  if (gone == size() - 1 && request.needs_any()) {
-    throw TransportError("tcp: all other ranks have left or died");
-  }
 }
 
 } // namespace hvd

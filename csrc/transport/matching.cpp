@@ -1,0 +1,140 @@
+#include "transport/matching.h"
+
+#include <cstring>
+#include <iterator>
+#include <utility>
+
+namespace hvd {
+
+namespace {
+
+/// An exchange sends no empty messages.
+std::vector<Transfer> not_empty(const std::vector<Transfer>& all) {
+  std::vector<Transfer> some;
+  std::copy_if(
+      all.begin(), all.end(), std::back_inserter(some), [](const auto& one) {
+        return one.buffer.numel() > 0;
+      });
+  return some;
+}
+
+} // namespace
+
+void MatchedReceive::assign(int source, int64_t bytes) {
+  this->source = source;
+  total = bytes;
+  const auto room = static_cast<int64_t>(buffer.nbytes());
+  if (bytes > room) {
+    error = "a message of " + std::to_string(bytes) +
+        " bytes for a buffer of " + std::to_string(room);
+  }
+}
+
+void MatchedReceive::add(int64_t bytes) {
+  read += bytes;
+  if (read == total) {
+    finish();
+  }
+}
+
+void MatchedReceive::leave_to(std::shared_ptr<MatchedReceive> heir) {
+  heir_ = std::move(heir);
+  if (done) {
+    finish();
+  }
+}
+
+void MatchedReceive::finish() {
+  done = true;
+  if (heir_) {
+    heir_->inherit(*this);
+    heir_ = nullptr;
+  }
+}
+
+void MatchedReceive::inherit(const MatchedReceive& kept) {
+  if (error.empty()) {
+    error = kept.error;
+  }
+  if (error.empty() && kept.total > 0) {
+    std::memcpy(
+        next(), kept.buffer.const_data_ptr(), static_cast<size_t>(kept.total));
+  }
+  add(kept.total);
+}
+
+RequestPtr MatchingTransport::exchange(
+    const std::vector<Transfer>& sends,
+    const std::vector<Transfer>& receives,
+    const Lane& lane) {
+  return start(
+      not_empty(sends), not_empty(receives), [&](const at::Tensor& buffer) {
+        return Key::of(lane, buffer);
+      });
+}
+
+RequestPtr MatchingTransport::exchange_frames(
+    const std::vector<Transfer>& sends,
+    const std::vector<Transfer>& receives) {
+  return start(
+      sends, receives, [](const at::Tensor&) { return Key::of_frame(); });
+}
+
+RequestPtr MatchingTransport::send(
+    const at::Tensor& buffer,
+    int peer,
+    int tag) {
+  return start({{peer, buffer}}, {}, [&](const at::Tensor&) {
+    return Key::of_user(tag);
+  });
+}
+
+RequestPtr MatchingTransport::recv(
+    const at::Tensor& buffer,
+    int peer,
+    int tag) {
+  return start({}, {{peer, buffer}}, [&](const at::Tensor&) {
+    return Key::of_user(tag);
+  });
+}
+
+RequestPtr MatchingTransport::recv_any(const at::Tensor& buffer, int tag) {
+  return recv(buffer, MatchedReceive::kAny, tag);
+}
+
+std::string MatchingTransport::name_of(int peer) const {
+  return "rank " + std::to_string(peer);
+}
+
+void MatchingTransport::check_open() const {
+  if (aborted_) {
+    fail("aborted" + departed());
+  }
+  // Who timed out comes before those who gave up because of that.
+  for (const auto& [farewell, what] :
+       {std::pair(Farewell::TimedOut, " timed out and gave up"),
+        std::pair(Farewell::GaveUp, " gave up")}) {
+    for (int peer = 0; peer < size(); ++peer) {
+      if (farewell_of(peer) == farewell) {
+        fail(name_of(peer) + what + departed());
+      }
+    }
+  }
+}
+
+/// Why others may have given up.
+std::string MatchingTransport::departed() const {
+  std::string text;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (has_left(peer)) {
+      text += "; " + name_of(peer) + " has left or died";
+    }
+  }
+  return text;
+}
+
+void MatchingTransport::fail(const std::string& what) const {
+  throw TransportError(std::string(name()) + ": " + what);
+}
+
+} // namespace hvd

@@ -1,0 +1,189 @@
+#pragma once
+
+#include "transport/key.h"
+#include "transport/transport.h"
+
+#include <c10/util/FunctionRef.h>
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+// What transports have in common that bring messages and receives together
+// themselves.
+
+namespace hvd {
+
+/// A receive, from its call to its end; or a message that is kept until there
+/// is one for it.
+struct MatchedReceive {
+  static constexpr int kAny = -1;
+
+  MatchedReceive(Key key, int peer, at::Tensor buffer)
+      : key(key), peer(peer), buffer(std::move(buffer)) {}
+
+  const Key key;
+  const int peer; ///< or kAny
+  const at::Tensor buffer;
+  int source = kAny; ///< once its message is known
+  int64_t total = 0; ///< bytes of the message
+  int64_t read = 0; ///< of them
+  bool done = false;
+  std::string error; ///< empty if all is well
+
+  /// A message of so many bytes is for this.
+  void assign(int source, int64_t bytes);
+
+  /// More of it has been read.
+  void add(int64_t bytes);
+
+  /// What is kept here is for another, once it is done.
+  void leave_to(std::shared_ptr<MatchedReceive> heir);
+
+  /// Where the next bytes go; null if they are of no use.
+  std::byte* next() const {
+    return error.empty()
+        ? static_cast<std::byte*>(buffer.mutable_data_ptr()) + read
+        : nullptr;
+  }
+
+ private:
+  void finish();
+  void inherit(const MatchedReceive& kept);
+
+  std::shared_ptr<MatchedReceive> heir_;
+};
+
+/// What a verb has posted. `Send` says whether it is `done`, and by
+/// `needs(peer)` whether that takes something of the peer.
+template <typename Receive, typename Send>
+class MatchedRequest : public Request {
+ public:
+  int source() const override {
+    return receives.front()->source;
+  }
+
+  bool is_done() const {
+    const auto done = [](const auto& part) { return part->done; };
+    return std::ranges::all_of(receives, done) &&
+        std::ranges::all_of(sends, done);
+  }
+
+  /// Whether it waits for what the peer has yet to do.
+  bool needs(int peer) const {
+    const auto comes_from = [&](const auto& receive) {
+      return !receive->done &&
+          (receive->peer == peer || receive->source == peer);
+    };
+    const auto goes_to = [&](const auto& send) {
+      return !send->done && send->needs(peer);
+    };
+    return std::ranges::any_of(receives, comes_from) ||
+        std::ranges::any_of(sends, goes_to);
+  }
+
+  bool needs_any() const {
+    return std::ranges::any_of(receives, [](const auto& one) {
+      return one->source == Receive::kAny && one->peer == Receive::kAny;
+    });
+  }
+
+  std::vector<std::shared_ptr<Receive>> receives;
+  std::vector<std::shared_ptr<Send>> sends;
+};
+
+/// Gives each message of a verb its key, and each failure its words.
+class MatchingTransport : public Transport {
+ public:
+  using Transport::Transport;
+
+  RequestPtr exchange(
+      const std::vector<Transfer>& sends,
+      const std::vector<Transfer>& receives,
+      const Lane& lane) final;
+  RequestPtr exchange_frames(
+      const std::vector<Transfer>& sends,
+      const std::vector<Transfer>& receives) final;
+  RequestPtr send(const at::Tensor& buffer, int peer, int tag) final;
+  RequestPtr recv(const at::Tensor& buffer, int peer, int tag) final;
+  RequestPtr recv_any(const at::Tensor& buffer, int tag) final;
+  int max_tag() const final {
+    return std::numeric_limits<int>::max();
+  }
+
+ protected:
+  using KeyOf = c10::function_ref<Key(const at::Tensor&)>;
+
+  /// What a rank says when it does not go on.
+  enum class Farewell { None, GaveUp, TimedOut };
+
+  virtual RequestPtr start(
+      const std::vector<Transfer>& sends,
+      const std::vector<Transfer>& receives,
+      KeyOf key_of) = 0;
+
+  virtual Farewell farewell_of(int peer) const = 0;
+  /// Without a farewell.
+  virtual bool has_left(int peer) const = 0;
+  virtual std::string name_of(int peer) const;
+
+  /// Throws TransportError if some rank has given up, and all with it.
+  void check_open() const;
+
+  /// Throws TransportError if the request needs a rank of which nothing else
+  /// can come.
+  template <typename Posted, typename IsOver>
+  void check_living(const Posted& request, IsOver is_over) const {
+    int over = 0;
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == rank() || !is_over(peer)) {
+        continue;
+      }
+      ++over;
+      if (request.needs(peer)) {
+        fail(name_of(peer) + " has left or died");
+      }
+    }
+    if (over == size() - 1 && request.needs_any()) {
+      fail("all other ranks have left or died");
+    }
+  }
+
+  /// Throws TransportTimeout.
+  template <typename Posted>
+  [[noreturn]] void time_out(const Posted& request) {
+    timed_out_ = true;
+    std::string ranks;
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer != rank() && (request.needs(peer) || request.needs_any())) {
+        ranks += (ranks.empty() ? " " : ", ") + name_of(peer);
+      }
+    }
+    throw TransportTimeout(
+        std::string(name()) + ": Timed out waiting for" + ranks);
+  }
+
+  /// Throws TransportError if one of the receives has failed.
+  template <typename Posted>
+  void check_received(const Posted& request) const {
+    for (const auto& receive : request.receives) {
+      if (!receive->error.empty()) {
+        fail(
+            "receive from " + name_of(receive->source) + ": " + receive->error);
+      }
+    }
+  }
+
+  // Guarded as the rest of a transport's state.
+  bool aborted_ = false;
+  bool timed_out_ = false;
+  bool closing_ = false;
+
+ private:
+  [[noreturn]] void fail(const std::string& what) const;
+  std::string departed() const;
+};
+
+} // namespace hvd
