@@ -42,7 +42,7 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
             probe.bind((address, 0))
         except OSError as error:
             pytest.skip(f"there is no {address} here: {error}")
-    monkeypatch.setattr(_tcp, "_address", lambda: address)
+    monkeypatch.setattr(_addresses, "for_peers", lambda: address)
     assert connect_all(dist.HashStore(), 3) == [f"tcp from {address}"] * 3
 
 
@@ -110,7 +110,7 @@ def test_an_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_an_interface_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    assert _tcp._address() == "127.0.0.1"
+    assert _addresses.for_peers() == "127.0.0.1"
 
 
 def test_a_name_that_means_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,10 +120,19 @@ def test_a_name_that_means_another_host(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(_addresses, "resolve", known.get)
     for master in ("localhost", "master", "unknown"):
         monkeypatch.setenv("MASTER_ADDR", master)
-        assert _tcp._address() == "127.0.0.1"
+        assert _addresses.for_peers() == "127.0.0.1"
     monkeypatch.setattr(_addresses, "is_loopback", lambda address: address == "127.0.0.1")
     monkeypatch.setenv("MASTER_ADDR", "master")
-    assert _tcp._address() == _addresses.towards("127.0.0.2")
+    assert _addresses.for_peers() == _addresses.towards("127.0.0.2")
+
+
+def test_a_name_of_ipv6_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setattr(_addresses, "resolve", {"localhost": "127.0.0.1"}.get)
+    found = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::7", 0, 0, 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: found)
+    assert _addresses.for_peers() == "2001:db8::7"
 
 
 def stays_within_memory() -> int:

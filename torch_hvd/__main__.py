@@ -94,12 +94,22 @@ def _nccl() -> str:
     return f"no: {lacks}" if lacks else "yes, for tensors on GPUs"
 
 
+def _tcp() -> str:
+    try:
+        from torch_hvd import _addresses
+
+        return f"yes, {_addresses.describe(_addresses.for_peers())}"
+    except OSError as error:
+        return f"no: {error}"
+
+
 def _transports() -> Iterator[Fact]:
     if dist.is_available() and dist.is_gloo_available():
         yield "gloo", "yes"
     else:
         yield "gloo", "no: this torch is built without it; install a torch wheel from PyPI"
     yield "shm", _shared_memory()
+    yield "tcp", _tcp()
     yield "mpi", _mpi()
     yield "nccl", _nccl()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import ipaddress
 import os
@@ -88,28 +89,47 @@ def for_others(addresses: Sequence[str]) -> str | None:
     return nearest(addresses) or own()
 
 
-def for_peers() -> str | None:
-    """The address that other ranks reach this host by, None where its name or the user tells it.
+def for_peers() -> str:
+    """The address that other ranks reach this host by, IPv4 if there is one.
 
-    Where the name of a host means loopback, as on Debian, or what is not its own, ranks on other
-    hosts cannot connect to it; if MASTER_ADDR is not loopback, the way to that tells a better one.
+    It is that of the first interface in GLOO_SOCKET_IFNAME, else that of the host's name. Where the
+    name means loopback, as on Debian, or what is not the host's own, ranks on other hosts cannot
+    connect to it; if MASTER_ADDR is not loopback, the way to that tells a better one.
+
+    Raises:
+        OSError: the interface has no address, or there is no way to MASTER_ADDR.
     """
-    if "GLOO_SOCKET_IFNAME" in os.environ:
-        return None
+    if interfaces := os.environ.get("GLOO_SOCKET_IFNAME"):
+        return _of_interface(interfaces.split(",")[0])
     named = resolve(socket.gethostname())
     if named is not None and not is_loopback(named) and is_own(named):
-        return None
+        return named
     master = resolve(os.environ.get("MASTER_ADDR", "localhost"))
-    return None if master is None or is_loopback(master) else towards(master)
+    if master is not None and not is_loopback(master):
+        return towards(master)
+    if named is None:
+        with contextlib.suppress(OSError):
+            infos = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+            return str(infos[0][4][0])
+    return "127.0.0.1"
+
+
+def _of_interface(name: str) -> str:
+    found = dict(of_interfaces())
+    if name not in found:
+        raise OSError(
+            f"no interface {name!r} has an IPv4 address here; those that have are "
+            f"{', '.join(found)}"
+        )
+    return found[name]
 
 
 def describe(address: str | None) -> str:
-    """What `for_peers` has led to, for people."""
-    if "GLOO_SOCKET_IFNAME" in os.environ:
-        return f"interface {os.environ['GLOO_SOCKET_IFNAME']} (GLOO_SOCKET_IFNAME)"
-    tried = address or resolve(socket.gethostname()) or "127.0.0.1"
-    interface = next((name for name, found in of_interfaces() if found == tried), "unknown")
-    return f"address {tried}, interface {interface}"
+    """Where connections were tried from, for people. None: no address was found."""
+    if interfaces := os.environ.get("GLOO_SOCKET_IFNAME"):
+        return f"interface {interfaces} (GLOO_SOCKET_IFNAME)"
+    interface = next((name for name, found in of_interfaces() if found == address), "unknown")
+    return f"address {address or 'unknown'}, interface {interface}"
 
 
 def _number(address: str) -> int:

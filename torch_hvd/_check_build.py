@@ -22,7 +22,7 @@ def _launchers() -> Iterator[tuple[bool, str]]:
 
 
 def _transports() -> Iterator[tuple[bool, str]]:
-    names = {"gloo": "Gloo", "shm": "shared memory", "nccl": "NCCL", "mpi": "MPI"}
+    names = {"gloo": "Gloo", "shm": "shared memory", "tcp": "TCP", "nccl": "NCCL", "mpi": "MPI"}
     for name, says in __main__._transports():
         yield says.startswith("yes"), names[name]
 

@@ -1,5 +1,6 @@
 """The stock Gloo process group that serves as a transport, on an address others can reach."""
 
+import os
 from datetime import timedelta
 
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
@@ -17,15 +18,19 @@ def connect(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGr
     Raises:
         RuntimeError: names the address and the interface that were tried.
     """
-    address = _addresses.for_peers()
+    address = None
     try:
-        if address is None:
-            return ProcessGroupGloo(store, rank, size, timeout=timeout)
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timeout
-        options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+        if interfaces := os.environ.get("GLOO_SOCKET_IFNAME"):
+            options._devices = [
+                ProcessGroupGloo.create_device(interface=name) for name in interfaces.split(",")
+            ]
+        else:
+            address = _addresses.for_peers()
+            options._devices = [ProcessGroupGloo.create_device(hostname=address)]
         return ProcessGroupGloo(store, rank, size, options)
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         raise RuntimeError(
             f"hvd: rank {rank} of {size} could not connect to the others over Gloo on "
             f"{_addresses.describe(address)}; GLOO_SOCKET_IFNAME chooses another interface. {error}"

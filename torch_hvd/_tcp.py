@@ -1,7 +1,6 @@
 """Connects the ranks of a group by TCP, each with each."""
 
 import hmac
-import os
 import secrets
 import socket
 import struct
@@ -27,32 +26,6 @@ _KEEPALIVE = {
     socket.TCP_KEEPINTVL: 5,  # seconds
     socket.TCP_KEEPCNT: 3,
 }
-
-
-def _address() -> str:
-    """That others reach this rank by."""
-    if "GLOO_SOCKET_IFNAME" in os.environ:
-        name = os.environ["GLOO_SOCKET_IFNAME"].split(",")[0]
-        found = dict(_addresses.of_interfaces())
-        if name not in found:
-            raise OSError(
-                f"no interface {name!r} has an IPv4 address here; those that have are "
-                f"{', '.join(found)}"
-            )
-        return found[name]
-    return _addresses.for_peers() or _of_own_name()
-
-
-def _of_own_name() -> str:
-    """IPv4 if there is one, and loopback if the name means nothing that is this host's own."""
-    named = _addresses.resolve(socket.gethostname())
-    if named is not None:
-        return named if _addresses.is_own(named) else "127.0.0.1"
-    try:
-        infos = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-    except OSError:
-        return "127.0.0.1"
-    return str(infos[0][4][0])
 
 
 def _listen(address: str, size: int) -> socket.socket:
@@ -133,7 +106,7 @@ def connect(
     """
     address = None
     try:
-        address = _address()
+        address = _addresses.for_peers()
         deadline = time.monotonic() + timeout.total_seconds()
         connections = _connect_all(store, rank, size, address, deadline)
         for connection in connections.values():
