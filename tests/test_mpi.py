@@ -40,8 +40,6 @@ OF_HYDRA = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCAL
         ({"OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "0"}, "Open MPI"),
         ({"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": "5"}, "PMI"),
         ({"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_PORT": "host:5"}, "PMI"),
-        ({**OF_SRUN, "PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": "5"}, None),
-        ({**OF_SRUN, **OF_HYDRA, "PMI_FD": "5"}, "PMI"),  # mpirun in a job of Slurm
         ({"PMIX_RANK": "0", "SLURM_NTASKS": "2"}, "PMIx"),
         ({"PMIX_RANK": "0", "TORCHELASTIC_RUN_ID": "7"}, None),  # srun torchrun
     ],
@@ -50,12 +48,23 @@ def test_launcher(environ: dict[str, str], expected: str | None) -> None:
     assert _mpi.launcher(environ) == expected
 
 
-def test_launcher_of_a_library_with_the_process_managers_own_pmi(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("environ", "loaded", "expected"),
+    [
+        ({}, "", False),
+        ({"PMI_RANK": "0", "PMI_FD": "5"}, "", True),
+        ({**OF_SRUN, "PMI_RANK": "0", "PMI_FD": "5"}, "", False),
+        ({**OF_SRUN, "PMI_RANK": "0", "PMI_FD": "5"}, "libpmi2.so.0", True),
+        ({**OF_SRUN, **OF_HYDRA, "PMI_FD": "5"}, "", True),  # mpirun in a job of Slurm
+        ({**OF_SRUN, "PMIX_RANK": "0"}, "", True),
+    ],
+)
+def test_who_answers_pmi(
+    environ: dict[str, str], loaded: str, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_mpi._C, "mpi_is_loaded", lambda name: name == "libpmi2.so.0")
-    environ = {**OF_SRUN, "PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": "5"}
-    assert _mpi.launcher(environ) == "PMI"
+    """Not Slurm, but to its own library."""
+    monkeypatch.setattr(_mpi._C, "mpi_is_loaded", lambda name: name == loaded)
+    assert _mpi._answers(environ) is expected
 
 
 @pytest.mark.parametrize(

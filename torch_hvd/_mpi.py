@@ -39,7 +39,7 @@ _tags = itertools.cycle(range(0, 32768, 2))
 
 def launcher(environ: Mapping[str, str]) -> str | None:
     """The launcher that has started this process as one of an MPI world: "Open MPI", "PMI" or
-    "PMIx", after what it speaks; None if none has, or none that is of use.
+    "PMIx", after what it speaks; None if none has.
     """
     if "TORCHELASTIC_RUN_ID" in environ:
         return None  # what MPI's launcher has started, if any, is torchrun
@@ -48,19 +48,20 @@ def launcher(environ: Mapping[str, str]) -> str | None:
     if "PMIX_RANK" in environ:
         return "PMIx"
     if "PMI_RANK" in environ and ("PMI_FD" in environ or "PMI_PORT" in environ):
-        return None if _is_deaf(environ) else "PMI"
+        return "PMI"
     return None
 
 
-def _is_deaf(environ: Mapping[str, str]) -> bool:
-    """Whether PMI is that of srun, which loses what MPICH says.
+def _answers(environ: Mapping[str, str]) -> bool:
+    """Whether the launcher, if there is one, answers all that the open library may ask.
 
-    `srun --mpi=pmi2` takes the first 1024 bytes of a line for all of it (Slurm's pmi1.c), MPICH
-    writes up to 1077, as many as memory that it sends uninitialised asks for, and then hangs.
+    `srun --mpi=pmi2` takes the first 1024 bytes of a line for all of it (Slurm's pmi1.c). MPICH
+    writes up to 1077, as memory that it sends uninitialised happens to be, and then hangs.
     """
+    by = launcher(environ)
     launch = launchers.find(environ, tuple)
-    by_slurm = launch is not None and launch.launcher == "Slurm"
-    return by_slurm and not any(map(_C.mpi_is_loaded, _PMI_OF_MANAGERS))
+    by_slurm = by == "PMI" and launch is not None and launch.launcher == "Slurm"
+    return by is not None and (not by_slurm or any(map(_C.mpi_is_loaded, _PMI_OF_MANAGERS)))
 
 
 def has_fast_network() -> bool:
@@ -177,7 +178,7 @@ def _mapping(hosts: list[int]) -> str:
 
 
 def _start(store: Store, rank: int, hosts: list[int], timeout: timedelta) -> None:
-    if launcher(os.environ):
+    if _answers(os.environ):
         _C.start_launched_mpi()
         return
     if rank == 0:
