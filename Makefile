@@ -21,7 +21,7 @@ build: $(BUILT) ## .venv with torch and an editable build
 test: $(BUILT) ## the tests, but for those that build the package again
 	$(BIN)/pytest -m "not slow"
 
-sanitize: $(BUILT) ## the model tests of engine and shared memory under ThreadSanitizer, and under Address and UB
+sanitize: $(BUILT) ## the model tests of engine, shared memory and TCP under ThreadSanitizer, and under Address and UB
 sanitized: $(BUILT) ## what those need, built
 sanitize sanitized:
 	$(MAKE) -C tests/model PYTHON=$(abspath $(BIN)/python) -j $(shell nproc) $@

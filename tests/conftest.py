@@ -34,7 +34,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--allow-skips", metavar="PATTERN", help="fail if a test is skipped for another reason"
     )
-    parser.addoption("--kills", type=int, default=50, help="rounds of tests/test_kills.py")
+    parser.addoption(
+        "--kills",
+        type=int,
+        default=50,
+        help="rounds of tests/test_kills.py, half of them of each kind",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -67,7 +72,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.fixturenames.append("pool")
         metafunc.parametrize("pool", params, indirect=True, scope="module")
     if "seeds" in metafunc.fixturenames:  # a test, and its timeout, for so many at most
-        rounds = range(metafunc.config.getoption("--kills") // 2)  # of each kind of memory
+        rounds = range(metafunc.config.getoption("--kills") // 2)  # of each kind
         some = [rounds[first : first + 25] for first in rounds[::25]]
         metafunc.parametrize("seeds", some, ids=lambda part: f"{part.start}-{part.stop - 1}")
 

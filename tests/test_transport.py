@@ -108,7 +108,7 @@ def test_memory_that_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = chosen(monkeypatch, "shm", ["a", "a", "b"])
     assert len(set(errors)) == 1
     assert "transport is 'shm', but ranks 0 and 2" in errors[0]
-    assert "allowed there is auto, gloo, mpi or tcp" in errors[0]
+    assert "allowed there is auto, gloo, mpi, tcp or a pair, as shm+tcp" in errors[0]
 
 
 def test_host() -> None:

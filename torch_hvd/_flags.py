@@ -13,7 +13,7 @@ _SENSELESS = {
     "--cycle-time-ms": "there is no cycle: what all ranks have ready travels at once",
     "--cache-capacity": "there is no cache of responses, because there is no coordinator",
     "--hierarchical-allreduce": "it is chosen wherever a host has several ranks",
-    "--no-hierarchical-allreduce": "HVD_TRANSPORT=gloo takes all ranks to be alone on their hosts",
+    "--no-hierarchical-allreduce": "HVD_TRANSPORT=tcp takes all ranks to be alone on their hosts",
     "--hierarchical-allgather": "an all_gather is one direct exchange",
     "--no-hierarchical-allgather": "an all_gather is one direct exchange",
     "--autotune": "there is nothing to tune",
@@ -102,7 +102,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--mpi", action="store_true", help="start by mpirun, on one host too")
-    kind.add_argument("--gloo", action="store_true", help="HVD_TRANSPORT=gloo")
+    kind.add_argument("--gloo", action="store_true", help="HVD_TRANSPORT=gloo, also inside a host")
     kind.add_argument("--nccl", action="store_true", help="HVD_TRANSPORT=nccl")
     parser.add_argument("--mpirun", metavar="PATH", help="which mpirun; implies --mpi")
     parser.add_argument(

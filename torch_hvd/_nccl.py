@@ -50,7 +50,7 @@ def connect(wanted: str, opts: Any, store: Store) -> _C.DeviceTransport | None:
             raise ValueError(
                 "HVD_TRANSPORT or Options.transport is 'nccl', but rank "
                 f"{rank}, on {node}, cannot use NCCL: {reason}; allowed there is auto, gloo, mpi, "
-                "shm or tcp"
+                "shm, tcp or a pair, as shm+tcp"
             )
         return None
     with contextlib.suppress(ImportError):  # nothing but compression needs its kernels

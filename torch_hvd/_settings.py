@@ -171,6 +171,7 @@ def table(options: Any, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]
 
 # What no option stands for; the values are looked at where they are used.
 _OTHERS = (
+    ("GLOO_SOCKET_IFNAME",),
     ("HVD_CMA",),
     ("HVD_HOST_ID",),
     ("HVD_LAUNCHER",),

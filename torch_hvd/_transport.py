@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from torch_hvd import _gloo, _mpi, _settings, _shm, _store, _tcp
+from torch_hvd import _mpi, _settings, _shm, _store, _tcp
 from torch_hvd._load import _C
 
 
@@ -67,7 +67,8 @@ def choose(wanted: str, store: Store, rank: int, size: int) -> Choice:
         raise ValueError(
             "HVD_TRANSPORT or Options.transport is 'shm', but ranks 0 and "
             f"{peer}, on {known[0][1]} and {known[peer][1]}, cannot share memory: they are on "
-            "different hosts or in different containers; allowed there is auto, gloo, mpi or tcp"
+            "different hosts or in different containers; allowed there is auto, gloo, mpi, tcp "
+            "or a pair, as shm+tcp"
         )
     if wanted == "auto":
         wanted = "shm+mpi" if all(wants for _, _, wants in known) else "shm+tcp"
@@ -114,6 +115,8 @@ def _connect(
         far, library = _mpi.connect(part, rank, choice.hosts, timeout, only_if_it_fits)
         details.append(library)
     elif choice.far == "gloo":
+        from torch_hvd import _gloo  # which not every torch has
+
         part = PrefixStore("gloo", store)
         far = _C.gloo_transport(_gloo.connect(part, rank, len(choice.hosts), timeout))
     elif choice.far == "tcp":
