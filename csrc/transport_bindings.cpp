@@ -6,6 +6,7 @@
 #include "transport/solo.h"
 #include "transport/tcp/tcp.h"
 
+#include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 
 namespace py = pybind11;
@@ -43,12 +44,15 @@ void bind_transports(py::module_& module) {
       "tcp_transport",
       [](int rank,
          const std::vector<int>& sockets,
-         int neighbours) -> TransportPtr {
-        return std::make_unique<TcpTransport>(rank, sockets, neighbours);
+         int neighbours,
+         std::chrono::milliseconds patience) -> TransportPtr {
+        return std::make_unique<TcpTransport>(
+            rank, sockets, neighbours, patience);
       },
       py::arg("rank"),
       py::arg("sockets"),
-      py::arg("neighbours"));
+      py::arg("neighbours"),
+      py::arg("patience"));
   module.def(
       "routed_transport",
       [](TransportPtr near,

@@ -79,6 +79,10 @@ class Hosts:
         """What to put before a command to run it on a host."""
         return ["nsenter", f"--net={self.namespace(host)}"]
 
+    def cut(self, host: int) -> None:
+        """From now on nothing passes its link, and nobody hears of that."""
+        _run(self._namespaces[0], f"ip link set port{host} nomaster")
+
     def at_the_switch(self, function: Callable[[], T]) -> T:
         """Call `function` at the switch: sockets it opens, threads it starts stay there."""
 

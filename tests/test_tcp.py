@@ -8,14 +8,19 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from calls import check_group
+from launch import launch
 from ranks import RankPool
+from rig.hosts import Hosts, complaint
 from torch_hvd import _addresses, _tcp
+
+needs_hosts = pytest.mark.skipif(bool(REASON := complaint()), reason=f"no hosts here: {REASON}")
 
 
 def connect_all(store: dist.Store, size: int) -> list[str]:
@@ -190,3 +195,44 @@ def test_what_is_not_asked_for_stays_with_its_sender() -> None:
 def test_the_last_message_of_who_leaves() -> None:
     with RankPool(3, env={"HVD_TRANSPORT": "tcp"}) as pool:
         pool.run(leaves_at_once)
+
+
+# Rank 0 sends to a host that has been cut off.
+SENDS_TO_NOBODY = """
+from datetime import timedelta
+from pathlib import Path
+from torch_hvd import _tcp
+
+_tcp._PATIENCE = timedelta(seconds=1)
+group = dist.new_group()
+tensor = torch.ones(1 << 22)
+dist.all_reduce(tensor, group=group)
+Path(os.environ["MARKERS"], str(rank)).touch()
+while not Path(os.environ["MARKERS"], "over" if rank == 1 else "cut").exists():
+    time.sleep(0.01)
+if rank == 1:
+    os._exit(0)
+begun = time.monotonic()
+try:
+    dist.all_reduce(tensor, group=group)
+except RuntimeError as error:
+    print(f"{time.monotonic() - begun:.1f} {error}", flush=True)
+Path(os.environ["MARKERS"], "over").touch()
+os._exit(0)
+"""
+
+
+@needs_hosts
+def test_a_host_that_is_gone_without_a_word(tmp_path: Path) -> None:
+    """As by a power cut: its system tells nobody. TCP would send again for a quarter of an hour."""
+    with Hosts(2) as hosts, ThreadPoolExecutor(1) as thread:
+        variables = {"MARKERS": str(tmp_path)}
+        ended = thread.submit(launch, SENDS_TO_NOBODY, 2, env=variables, hosts=hosts, timeout=60)
+        while not all((tmp_path / str(rank)).exists() for rank in range(2)):
+            assert not ended.done(), ended.result()
+            time.sleep(0.01)
+        hosts.cut(1)
+        (tmp_path / "cut").touch()
+        out = ended.result()[0].stdout
+    assert "rank 1 has left or died" in out, out
+    assert 0.9 < float(out.split()[0]) < 10

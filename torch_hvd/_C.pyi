@@ -99,10 +99,13 @@ def solo_transport() -> Transport:
 def gloo_transport(gloo: Backend) -> Transport:
     """Over a connected ProcessGroupGloo that nobody else uses."""
 
-def tcp_transport(rank: int, sockets: Sequence[int], neighbours: int) -> Transport:
+def tcp_transport(
+    rank: int, sockets: Sequence[int], neighbours: int, patience: timedelta
+) -> Transport:
     """Over TCP sockets by rank, connected, non-blocking and taken over; -1 for the rank itself.
 
-    `neighbours`: ranks on this host, this one included.
+    `neighbours`: ranks on this host, this one included. `patience`: a host that answers nothing
+    for longer is lost.
     """
 
 def routed_transport(near: Transport | None, far: Transport, hosts: Sequence[int]) -> Transport:

@@ -20,7 +20,9 @@ _HELLO = struct.Struct(f"!i{_TOKEN_BYTES}s")  # rank, the token of who listens
 # When a connection that says nothing is none of ours.
 _HELLO_S = 5.0
 
-# A host that is gone without a word is noticed after some 30 s.
+# A host that is gone without a word is noticed after some 30 s. TCP itself looks for it only while
+# it has nothing to send.
+_PATIENCE = timedelta(seconds=30)
 _KEEPALIVE = {
     socket.TCP_KEEPIDLE: 15,  # seconds
     socket.TCP_KEEPINTVL: 5,  # seconds
@@ -117,4 +119,4 @@ def connect(
             f"{_addresses.describe(address)}; GLOO_SOCKET_IFNAME chooses another interface. {error}"
         ) from error
     sockets = [connections[peer].detach() if peer != rank else -1 for peer in range(size)]
-    return _C.tcp_transport(rank, sockets, neighbours), address
+    return _C.tcp_transport(rank, sockets, neighbours, _PATIENCE), address

@@ -100,7 +100,9 @@ Group connect(int size) {
   }
   Group group;
   for (int rank = 0; rank < size; ++rank) {
-    group.push_back(std::make_unique<TcpTransport>(rank, sockets[rank], size));
+    group.push_back(
+        std::make_unique<TcpTransport>(
+            rank, sockets[rank], size, std::chrono::seconds(30)));
   }
   return group;
 }

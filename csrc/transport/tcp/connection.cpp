@@ -1,6 +1,8 @@
 #include "transport/tcp/connection.h"
 
 #include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -146,6 +148,14 @@ void Connection::take(
 bool Connection::is_abandoned() const {
   pollfd look{socket_, POLLRDHUP, 0};
   return open_ && poll(&look, 1, 0) > 0;
+}
+
+bool Connection::is_silent(std::chrono::milliseconds patience) const {
+  tcp_info known{};
+  socklen_t length = sizeof(known);
+  return getsockopt(socket_, IPPROTO_TCP, TCP_INFO, &known, &length) == 0 &&
+      known.tcpi_unacked > 0 && known.tcpi_retransmits > 0 &&
+      std::chrono::milliseconds(known.tcpi_last_ack_recv) > patience;
 }
 
 int64_t Connection::unconfirmed() const {

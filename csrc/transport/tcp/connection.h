@@ -4,6 +4,7 @@
 #include "transport/tcp/message.h"
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <deque>
 #include <functional>
@@ -58,6 +59,10 @@ class Connection {
 
   /// Whether the other side has closed it, with or without more to read.
   bool is_abandoned() const;
+
+  /// Whether for so long the peer's system has answered nothing, though it was
+  /// sent something. That of a process that is suspended answers.
+  bool is_silent(std::chrono::milliseconds patience) const;
 
   /// What the peer's system has not yet confirmed to have, in bytes.
   int64_t unconfirmed() const;

@@ -58,10 +58,12 @@ int make_epoll(const std::vector<int>& sockets) {
 TcpTransport::TcpTransport(
     int rank,
     const std::vector<int>& sockets,
-    int neighbours)
+    int neighbours,
+    std::chrono::milliseconds patience)
     : MatchingTransport(rank, static_cast<int>(sockets.size())),
       epoll_(make_epoll(sockets)),
       spin_(neighbours <= cores() ? kSpin : kSpin.zero()),
+      patience_(patience),
       peers_(sockets.size()),
       mailbox_(size()) {
   for (int peer = 0; peer < size(); ++peer) {

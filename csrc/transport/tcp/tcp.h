@@ -26,7 +26,12 @@ class TcpTransport final : public MatchingTransport {
  public:
   /// `sockets`: by rank, connected, non-blocking and taken over; this one's
   /// entry is -1. `neighbours`: ranks on this host, this one included.
-  TcpTransport(int rank, const std::vector<int>& sockets, int neighbours);
+  /// `patience`: a host that is silent for longer is lost.
+  TcpTransport(
+      int rank,
+      const std::vector<int>& sockets,
+      int neighbours,
+      std::chrono::milliseconds patience);
   ~TcpTransport() override;
 
   const char* name() const override {
@@ -68,6 +73,7 @@ class TcpTransport final : public MatchingTransport {
   void turn(Lock& lock, std::chrono::microseconds spin, Deadline until);
   /// Does what can be done at once.
   void look();
+  void give_up_silent_peers();
   void serve(const epoll_event* events, int count);
   bool is_moving() const;
   void move_in_background();
@@ -80,6 +86,7 @@ class TcpTransport final : public MatchingTransport {
 
   const Descriptor epoll_;
   const std::chrono::microseconds spin_;
+  const std::chrono::milliseconds patience_;
 
   mutable std::mutex mutex_; ///< guards all below
   std::vector<Peer> peers_; ///< by rank

@@ -23,6 +23,9 @@ constexpr std::chrono::milliseconds kPatience{1};
 // nobody reads.
 constexpr std::chrono::milliseconds kPatienceWithShort{5};
 
+// How often a wait looks for silent peers, in the time that they have.
+constexpr int kLooks = 4;
+
 // How long closing may take at most.
 constexpr std::chrono::milliseconds kTurn{50};
 
@@ -60,13 +63,19 @@ int await(
 void TcpTransport::wait(TcpRequest& request, Deadline deadline) {
   Lock lock(mutex_);
   const auto spin = request.is_short() ? spin_ : spin_.zero();
+  auto next_look = Clock::now() + patience_ / kLooks;
   while (!request.is_done()) {
     check_open();
     check_living(request, [&](int peer) { return peers_[peer].is_gone; });
-    if (Clock::now() >= deadline) {
+    const auto now = Clock::now();
+    if (now >= deadline) {
       time_out(request);
     }
-    turn(lock, spin, deadline);
+    if (now >= next_look) {
+      give_up_silent_peers();
+      next_look = now + patience_ / kLooks;
+    }
+    turn(lock, spin, std::min(deadline, next_look));
   }
   check_received(request);
 }
@@ -108,6 +117,19 @@ void TcpTransport::serve(const epoll_event* events, int count) {
     }
     if ((events[i].events & ~static_cast<uint32_t>(EPOLLOUT)) != 0) {
       read(peer);
+    }
+  }
+}
+
+/// The system would send again for a quarter of an hour, and not ask whether
+/// somebody is there while it does.
+void TcpTransport::give_up_silent_peers() {
+  for (int peer = 0; peer < size(); ++peer) {
+    auto& known = peers_[peer];
+    if (known.connection && known.connection->is_open() &&
+        known.connection->is_silent(patience_)) {
+      known.connection->shut();
+      known.is_gone = true;
     }
   }
 }
