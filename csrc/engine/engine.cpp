@@ -13,11 +13,12 @@ namespace hvd {
 
 namespace {
 
-/// The last of them only if there is a device.
-std::vector<Track*> tracks(Track* frames, Track* large, Track* on_device) {
+/// In the order in which they are to be started: what is done with its memory
+/// once it has started, as on a device, goes before those that may wait for it.
+std::vector<Track*> tracks(Track* on_device, Track* frames, Track* large) {
   std::vector<Track*> all{frames, large};
   if (on_device != nullptr) {
-    all.push_back(on_device);
+    all.insert(all.begin(), on_device);
   }
   return all;
 }
@@ -39,7 +40,7 @@ Engine::Engine(
       frames_(*transport_, agreement_, *statistics_, settings.limits),
       large_(*transport_, agreement_, settings.limits),
       on_device_(*transport_, device_.get(), settings.limits, settings.check),
-      tracks_(tracks(&frames_, &large_, device_ ? &on_device_ : nullptr)) {}
+      tracks_(tracks(device_ ? &on_device_ : nullptr, &frames_, &large_)) {}
 
 Track& Engine::track_of(const Collective& collective) {
   if (collective.device_call) {
@@ -98,10 +99,10 @@ void Engine::submit(const std::shared_ptr<Operation>& operation) {
   admit();
   Aftermath aftermath;
   ++submitting_;
+  start_ready(lock, on_device_, aftermath);
   if (!operation->collectives[0].on_device) { // which would have to be awaited
     start_ready(lock, large_, aftermath);
   }
-  start_ready(lock, on_device_, aftermath);
   --submitting_;
   conclude(lock, aftermath);
 }
@@ -157,8 +158,12 @@ void Engine::run_in_background(const Operation& operation) {
       continue; // done already
     }
     ensure_background_thread(track);
-    if (track.sleeping > 0 && track.napping == 0) {
-      track.work_ready.notify_one();
+  }
+  for (auto* track :
+       tracks_) { // submit() may have started what others wait for
+    if ((is_held(*track) || !is_idle(*track)) && track->sleeping > 0 &&
+        track->napping == 0) {
+      track->work_ready.notify_one();
     }
   }
   last_submitted_ = Clock::now();
@@ -209,6 +214,9 @@ void Engine::start_ready(Lock& lock, Track& track, Aftermath& aftermath) {
       continue;
     }
     track.started.push_back(std::move(batch));
+    if (!track.finishing) {
+      progress_.notify_all(); // a caller may wait for it, to finish it
+    }
     if (!error.empty()) {
       give_up(lock, track.started.back(), error);
     }

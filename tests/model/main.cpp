@@ -2,6 +2,7 @@
 // program ends, in order, with the right results. Shared memory likewise. See
 // --help.
 
+#include "engine_tests.h"
 #include "frames_tests.h"
 #include "messages_tests.h"
 #include "shm_tests.h"
@@ -128,9 +129,10 @@ int main(int argc, char** argv) {
   test_codec_for();
   test_error_feedback();
   test_thread_clock();
-  test_burst(store);
   test_window();
   test_ahead();
+  test_burst(store);
+  test_started_for_others(store);
   test_frame_lane(options.first);
   run_message_seeds(options);
   run_seeds(options, store);

@@ -1,17 +1,14 @@
 #include "unit_tests.h"
 
-#include "arguments.h"
 #include "collectives/running.h"
-#include "engine/engine.h"
 #include "engine/large_track.h"
 #include "memory_transport.h"
 #include "require.h"
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include <future>
+#include <deque>
 #include <thread>
 
 namespace hvd::model {
@@ -246,57 +243,6 @@ void test_plan() {
   test_buckets();
   test_compressed();
   test_random_plans();
-}
-
-void test_burst(const c10::intrusive_ptr<c10d::Store>& store) {
-  constexpr int kCalls = 100;
-  const auto network = std::make_shared<Network>(kRanks, 0, 0);
-  network->hold(); // until all is submitted everywhere
-  const Engine::Settings settings{{64 * 1024, 0, 1 << 20}, false};
-  std::vector<std::shared_ptr<Engine>> engines;
-  std::vector<std::shared_ptr<Operation>> operations;
-  std::vector<at::Tensor> tensors;
-  for (int rank = 0; rank < kRanks; ++rank) {
-    const Arguments arguments(rank, kRanks, std::chrono::minutes(1));
-    const auto group_store =
-        c10::make_intrusive<c10d::PrefixStore>("burst", store);
-    engines.push_back(
-        std::make_shared<Engine>(
-            std::make_unique<MemoryTransport>(network, rank),
-            /*device=*/nullptr,
-            Witness(group_store, rank, kRanks, "burst"),
-            std::make_shared<Statistics>("burst", std::vector<double>{}),
-            settings));
-    for (int call = 0; call < kCalls; ++call) {
-      tensors.push_back(at::full({8}, call + rank, at::kFloat));
-      const auto operation = std::make_shared<Operation>();
-      operation->collectives = {
-          arguments.allreduce(tensors.back(), c10d::ReduceOp::SUM)};
-      operation->on_done = [](const std::exception_ptr& error) {
-        REQUIRE(error == nullptr);
-        return std::function<void()>();
-      };
-      operations.push_back(operation);
-      engines.back()->submit(operation);
-      engines.back()->run_in_background(*operation);
-    }
-  }
-  network->release();
-  for (int rank = 0; rank < kRanks; ++rank) {
-    for (int call = 0; call < kCalls; ++call) {
-      const auto place = static_cast<size_t>(rank * kCalls + call);
-      engines[rank]->drive_until_done(*operations[place]);
-      REQUIRE(tensors[place].equal(at::full({8}, 2 * call + 1, at::kFloat)));
-    }
-  }
-  for (const auto& engine : engines) {
-    engine->shutdown();
-  }
-  // The first is alone and tells what is there: all, or if it was not held back
-  // for so long only some, and then the second tells.
-  for (const auto& frames : network->frames()) {
-    REQUIRE(frames.size() == 2 || frames.size() == 3);
-  }
 }
 
 void test_window() {

@@ -1,8 +1,5 @@
 #pragma once
 
-#include <c10/util/intrusive_ptr.h>
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
 namespace hvd::model {
 
 // Each ends the process where something is wrong.
@@ -18,9 +15,6 @@ void test_codec_for();
 
 /// Which tensors ErrorFeedback takes for those of the step before.
 void test_error_feedback();
-
-/// A hundred small all_reduces take three frames.
-void test_burst(const c10::intrusive_ptr<c10d::Store>& store);
 
 /// However many segments an all_reduce has, few are on the way.
 void test_window();
