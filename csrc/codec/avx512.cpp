@@ -22,9 +22,8 @@ namespace {
 /// A select by bits, as an operand of vpternlog: c ? a : b.
 constexpr int kSelect = 0xe4;
 
-/// Of the operands of vrangeps the one of larger magnitude: that magnitude, or
-/// with the sign of the first.
-constexpr int kLargerMagnitude = 0b1011;
+/// Of the operands of vrangeps the one of larger magnitude, with the sign of
+/// the first.
 constexpr int kLargerKeepSign = 0b0011;
 
 HVD_TARGET inline __m512i words(int32_t bits) {
@@ -180,36 +179,22 @@ struct Rows {
       int64_t block,
       int64_t blocks,
       uint32_t* out) {
-    // vrangeps takes no notice of a quiet NaN and forgets what came before a
-    // signalling one; a sum of products tells of both.
-    __m512 sum = _mm512_setzero_ps();
-    __m512 sum2 = sum;
-    __m512 most[kGroupBlocks];
+    __m512i most[kGroupBlocks];
     for (int64_t b = 0; b < blocks; ++b) {
-      __m512 even = _mm512_setzero_ps();
-      __m512 odd = even;
+      __m512i even = _mm512_setzero_si512();
+      __m512i odd = even;
 #pragma GCC unroll 4
       for (int64_t i = 0; i < block; i += 32) {
         const float* const at = in + b * block + i;
         __builtin_prefetch(at + kAhead);
         __builtin_prefetch(at + kAhead + 16);
-        const __m512 first = _mm512_loadu_ps(at);
-        const __m512 second = _mm512_loadu_ps(at + 16);
-        even = _mm512_range_ps(even, first, kLargerMagnitude);
-        odd = _mm512_range_ps(odd, second, kLargerMagnitude);
-        const __m512 next = _mm512_fmadd_ps(first, second, sum);
-        sum = sum2;
-        sum2 = next;
+        even = _mm512_max_epi32(even, magnitudes(at));
+        odd = _mm512_max_epi32(odd, magnitudes(at + 16));
       }
-      most[b] = _mm512_max_ps(even, odd);
-    }
-    if (_mm512_cmp_ps_mask(sum, sum2, _CMP_UNORD_Q) != 0) {
-      for (int64_t b = 0; b < blocks; ++b) {
-        most[b] = largest_or_nan(in + b * block, block);
-      }
+      most[b] = _mm512_max_epi32(even, odd);
     }
     for (int64_t b = blocks; b % 8 != 0; ++b) {
-      most[b] = _mm512_setzero_ps();
+      most[b] = _mm512_setzero_si512();
     }
     for (int64_t b = 0; b < blocks; b += 8) {
       _mm256_storeu_si256(
@@ -217,46 +202,34 @@ struct Rows {
     }
   }
 
+  /// Bits in whose order a NaN is the largest.
+  HVD_TARGET static __m512i magnitudes(const float* in) {
+    return _mm512_and_si512(_mm512_loadu_si512(in), words(kMagnitudeBits));
+  }
+
   /// The largest lane of each of eight vectors: halves are folded onto each
   /// other, two vectors at a time.
-  HVD_TARGET static __m256i largest_of_8(const __m512* of) {
-    const __m512 abcd = larger(
-        _mm512_shuffle_f32x4(halve(of[0], of[1]), halve(of[2], of[3]), 0x88),
-        _mm512_shuffle_f32x4(halve(of[0], of[1]), halve(of[2], of[3]), 0xdd));
-    const __m512 efgh = larger(
-        _mm512_shuffle_f32x4(halve(of[4], of[5]), halve(of[6], of[7]), 0x88),
-        _mm512_shuffle_f32x4(halve(of[4], of[5]), halve(of[6], of[7]), 0xdd));
-    const __m512 pairs = larger(
-        _mm512_shuffle_ps(abcd, efgh, 0x44),
-        _mm512_shuffle_ps(abcd, efgh, 0xee));
-    const __m512 each = larger(pairs, _mm512_permute_ps(pairs, 0xb1));
+  HVD_TARGET static __m256i largest_of_8(const __m512i* of) {
+    const __m512i ab = fold<0x44, 0xee>(of[0], of[1]);
+    const __m512i cd = fold<0x44, 0xee>(of[2], of[3]);
+    const __m512i ef = fold<0x44, 0xee>(of[4], of[5]);
+    const __m512i gh = fold<0x44, 0xee>(of[6], of[7]);
+    const __m512i abcd = fold<0x88, 0xdd>(ab, cd);
+    const __m512i efgh = fold<0x88, 0xdd>(ef, gh);
+    const __m512i pairs = _mm512_max_epi32(
+        _mm512_unpacklo_epi64(abcd, efgh), _mm512_unpackhi_epi64(abcd, efgh));
+    const __m512i each =
+        _mm512_max_epi32(pairs, _mm512_shuffle_epi32(pairs, _MM_PERM_CDAB));
     const __m512i order =
         _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
-    return _mm512_castsi512_si256(
-        _mm512_permutexvar_epi32(order, _mm512_castps_si512(each)));
+    return _mm512_castsi512_si256(_mm512_permutexvar_epi32(order, each));
   }
 
-  /// Magnitudes, in the order of their bits, where a NaN is the largest.
-  HVD_TARGET static __m512 larger(__m512 a, __m512 b) {
-    return _mm512_castsi512_ps(
-        _mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
-  }
-
-  /// 256 bits of a's largest and 256 of b's.
-  HVD_TARGET static __m512 halve(__m512 a, __m512 b) {
-    return larger(
-        _mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
-  }
-
-  /// Lane by lane; a NaN is larger than anything.
-  HVD_TARGET static __m512 largest_or_nan(const float* in, int64_t n) {
-    __m512i most = _mm512_setzero_si512();
-    for (int64_t i = 0; i < n; i += 16) {
-      const __m512i bits = _mm512_loadu_si512(in + i);
-      most =
-          _mm512_max_epi32(most, _mm512_and_si512(bits, words(kMagnitudeBits)));
-    }
-    return _mm512_castsi512_ps(most);
+  /// The larger of two halves of both vectors, 128 bits by 128.
+  template <int kOne, int kOther>
+  HVD_TARGET static __m512i fold(__m512i a, __m512i b) {
+    return _mm512_max_epi32(
+        _mm512_shuffle_i32x4(a, b, kOne), _mm512_shuffle_i32x4(a, b, kOther));
   }
 
   template <typename Element>

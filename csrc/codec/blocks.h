@@ -47,7 +47,7 @@ enum class Write { Set, Stream, Add };
 constexpr int64_t kAhead = 2048;
 
 /// What is worked on at a time: it stays in the first-level cache.
-constexpr int64_t kGroup = 1024;
+constexpr int64_t kGroup = 2048;
 constexpr int64_t kGroupBlocks = kGroup / 32;
 
 /// What a group's blocks are encoded with.
