@@ -14,9 +14,11 @@ namespace {
 // A caller has paused once it has run for so long without another call, or if
 // it sleeps, as one that waits for a future does. One that does not run may
 // also be waiting for a core, where ranks share them, and then has not paused;
-// but that is not waited for longer than this.
+// but that is not waited for longer than this. The first look finds out whether
+// there is one call that is waited for already.
 constexpr std::chrono::microseconds kPause{50};
 constexpr std::chrono::milliseconds kLongestPause{1};
+constexpr std::chrono::microseconds kFirstLook{5};
 constexpr std::chrono::microseconds kLongestLook{200};
 constexpr std::chrono::milliseconds kLongestHold{4};
 
@@ -94,7 +96,7 @@ void Engine::rest(Lock& lock, Track& track) {
 
 void Engine::hold(Lock& lock, Track& track) {
   const auto latest = Clock::now() + kLongestHold;
-  auto look = kPause;
+  auto look = kFirstLook;
   auto last = last_submitted_;
   auto ran = caller_.now();
   while (is_held(track) && !stop_) {
@@ -108,7 +110,8 @@ void Engine::hold(Lock& lock, Track& track) {
     if (submitting_ > 0 || last != last_submitted_) {
       last = last_submitted_;
       ran = caller_.now();
-      look = std::min(2 * look, kLongestLook); // it has the core, as a rule
+      // As a rule the caller has the core, which a look takes from it.
+      look = std::clamp(2 * look, kPause, kLongestLook);
     } else if (
         caller_.now() - ran >= kPause ||
         now - last_submitted_ >= kLongestPause || sleeps(lock, caller_)) {
