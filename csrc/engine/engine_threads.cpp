@@ -56,9 +56,9 @@ std::thread Engine::make_thread(std::function<void(Engine&)> body) {
 
 void Engine::ensure_background_thread(Track& track) {
   if (track.free_threads == 0 && !stop_) {
-    ++track.free_threads;
     threads_.push_back(
         make_thread([&track](Engine& engine) { engine.background(track); }));
+    ++track.free_threads; // now that there is one: the system may refuse
   }
 }
 

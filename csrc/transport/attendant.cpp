@@ -28,12 +28,12 @@ Attendant::~Attendant() {
 
 Attendant::Absence::Absence(Attendant& attendant) : attendant_(attendant) {
   std::lock_guard<std::mutex> lock(attendant_.mutex_);
-  ++attendant_.absent_;
-  if (!attendant_.thread_.joinable()) {
+  if (!attendant_.thread_.joinable()) { // the system may refuse one
     attendant_.thread_ = std::thread([&attendant] { attendant.run(); });
   } else if (attendant_.resting_) {
     attendant_.changed_.notify_all();
   }
+  ++attendant_.absent_;
 }
 
 Attendant::Absence::~Absence() {

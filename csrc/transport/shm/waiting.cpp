@@ -185,12 +185,12 @@ void ShmTransport::deliver_in_background() {
   if (delivery_.joinable()) {
     delivery_.join(); // it has ended but for its last lines
   }
-  delivering_ = true;
   delivery_ = std::thread([this] {
     Lock lock(mutex_);
     deliver(lock);
     delivering_ = false;
   });
+  delivering_ = true; // now that there is one: the system may refuse
 }
 
 /// For receives it looks now and then, rather than be woken by all that comes:
