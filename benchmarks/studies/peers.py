@@ -22,6 +22,7 @@ from benchmarks.studies import peers_report
 from benchmarks.studies.peers_report import ALGORITHMS
 from benchmarks.studies.results import append, parser_of, read
 from benchmarks.studies.steps_cells import ONE_HOST
+from torch_hvd import hvdrun
 
 TUNED = {"OMPI_MCA_coll": "^han", "OMPI_MCA_coll_tuned_use_dynamic_rules": "1"}
 ALGORITHM = "OMPI_MCA_coll_tuned_allreduce_algorithm"
@@ -38,9 +39,13 @@ def main() -> None:
         help="of Open MPI, to be measured alone",
     )
     parser.add_argument("--ranks", type=int, default=2, help="each on a host of its own")
-    parser.add_argument("--mpirun", help="that of the MPI to measure; hvdrun finds one")
+    parser.add_argument("--mpirun", help="Open MPI's; hvdrun finds one")
     parser.add_argument("--seconds", type=float, default=10.0, help="for a case, about")
     args = parser.parse_args()
+    program = args.mpirun or hvdrun.find_mpirun()
+    version = hvdrun.version_of(program) if program else "missing"
+    if program is None or not version.startswith("Open MPI"):
+        parser.error(f"mpirun is {version}, and has to be Open MPI's: --mpirun names one")
 
     done = {(row["place"], row["algorithm"]) for row in read(args.results)}
     for place, algorithm in product(args.links, ["", *args.algorithms]):
@@ -51,7 +56,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "rows.jsonl")
             script = ["benchmarks.studies.peers_rank", place, algorithm, str(args.seconds)]
-            mpirun([*script, str(file)], args.ranks, args.mpirun, link, variables=chosen)
+            mpirun([*script, str(file)], args.ranks, program, link, variables=chosen)
             rows = read(file)
         append(args.results, rows)
         print(f"{algorithm or 'all'}\n{markdown(rows)}", flush=True)
