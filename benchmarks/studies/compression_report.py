@@ -32,10 +32,10 @@ Written by
 A small CNN on MNIST, {epochs} epochs of {steps} steps, a batch of {batch} over {ranks} ranks, by
 DistributedDataParallel: a gradient of {kilobytes:.0f} KB in each step. Each rank is on a host of
 its own, a network namespace that sends at the rate of its link at most; *loopback* has no such
-limit, and Gloo's connections all the same, so that codecs are at work. A training runs from its
-first step to its last, alone on the machine; seconds are medians over the seeds, accuracies means.
-*KB* is what hvd counts on a rank in a step. {naive} is how not to do it: gradients cast to e4m3,
-whose bytes the transport adds up as integers."""
+limit, and TCP all the same, so that codecs are at work. A training runs from its first step to its
+last, alone on the machine; seconds are medians over the seeds, accuracies means. *KB* is what hvd
+counts on a rank in a step. {naive} is how not to do it: gradients cast to e4m3, whose bytes the
+transport adds up as integers."""
 
 COLUMNS = ("link", "gradients", "accuracy %", "s", "by seed", "of stock gloo's", "KB")
 
