@@ -40,6 +40,18 @@ if dist.get_rank() == 1:
     {}
 time.sleep(150)
 """
+# The first time rank 1 is killed, while rank 0 waits for it.
+RESTARTED = """
+import os, signal, torch, torch.distributed as dist
+dist.init_process_group("hvd")
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+if attempt == "0" and dist.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+ranks = torch.tensor([1 << dist.get_rank()])
+dist.all_reduce(ranks)
+print(f"attempt {attempt} ranks {ranks.item()}\\n", end="", flush=True)  # in one piece
+dist.destroy_process_group()
+"""
 MPICH = Path(sys.prefix, "lib", "libmpi.so.12")
 MPI = """
 import ctypes, os
@@ -127,6 +139,15 @@ def test_a_step_of_slurm() -> None:
         started.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
     printed = [process.communicate(timeout=60)[0] for process in started]
     assert printed == ["3 0 2 0 2 127.0.0.1\n", "3 1 2 1 2 127.0.0.1\n"]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp", "gloo"])
+def test_torchrun_starts_ranks_again(tmp_path: Path, transport: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RESTARTED)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1"]
+    ran = run([*torchrun, "--nproc-per-node=2", str(script)], HVD_TRANSPORT=transport)
+    assert lines(ran) == ["attempt 1 ranks 3"] * 2
 
 
 @pytest.mark.parametrize(

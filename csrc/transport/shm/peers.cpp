@@ -4,7 +4,6 @@
 
 #include <poll.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -18,19 +17,21 @@ constexpr std::chrono::milliseconds kDying{500};
 
 } // namespace
 
-Peers::Peers(std::vector<pid_t> pids, std::vector<int> lives)
-    : pids_(std::move(pids)), lives_(std::move(lives)) {}
-
-Peers::~Peers() {
-  for (const int life : lives_) {
-    if (life >= 0) {
-      close(life);
+Peers::Peers(std::vector<pid_t> pids, const std::vector<int>& lives)
+    : pids_(std::move(pids)) {
+  for (size_t peer = 0; peer < lives.size(); ++peer) {
+    if (lives[peer] >= 0) {
+      lives_.try_emplace(static_cast<int>(peer), lives[peer]);
     }
   }
 }
 
 bool Peers::is_gone(int peer, std::chrono::milliseconds patience) const {
-  pollfd look{lives_[peer], POLLIN, 0};
+  const auto life = lives_.find(peer);
+  if (life == lives_.end()) {
+    return false;
+  }
+  pollfd look{life->second, POLLIN, 0};
   return poll(&look, 1, static_cast<int>(patience.count())) > 0;
 }
 

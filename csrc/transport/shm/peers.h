@@ -1,10 +1,13 @@
 #pragma once
 
+#include "common/descriptor.h"
+
 #include <sys/types.h>
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <vector>
 
 namespace hvd::shm {
@@ -14,14 +17,12 @@ namespace hvd::shm {
 /// Threads: every member may be called from any thread.
 class Peers {
  public:
-  /// By rank; this one's entries are -1. `lives`: file descriptors that poll()
-  /// finds readable once the peer is gone; taken over.
-  Peers(std::vector<pid_t> pids, std::vector<int> lives);
-  Peers(const Peers&) = delete;
-  Peers& operator=(const Peers&) = delete;
-  ~Peers();
+  /// By rank. `lives`: file descriptors that poll() finds readable once the
+  /// peer is gone, taken over; -1 for this one, and where there is none.
+  Peers(std::vector<pid_t> pids, const std::vector<int>& lives);
 
-  /// Whether the process is gone, or will be within `patience`.
+  /// Whether the process is gone, or will be within `patience`, as far as can
+  /// be seen.
   bool is_gone(int peer, std::chrono::milliseconds patience = {}) const;
 
   /// Copies from a peer's memory. Throws TransportError.
@@ -29,7 +30,7 @@ class Peers {
 
  private:
   const std::vector<pid_t> pids_;
-  const std::vector<int> lives_;
+  std::map<int, Descriptor> lives_; ///< by rank, those there are
 };
 
 /// Copies up to `bytes` from a process's memory by cross-memory attach; false
