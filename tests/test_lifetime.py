@@ -181,6 +181,20 @@ def test_ranks_leave_at_different_times(bare: RankPool) -> None:
     bare.run(half_gone)
 
 
+def come_and_go() -> None:
+    """Rank 0 goes on without rank 1, then with it again, all on one store."""
+    rank = int(os.environ["RANK"])
+    for size in (2, 1, 2):
+        if rank < size:
+            dist.init_process_group("hvd", store=bare_store(), rank=rank, world_size=size)
+            check_group()
+            dist.destroy_process_group()
+
+
+def test_with_fewer_ranks_on_the_same_store(bare: RankPool) -> None:
+    bare.run(come_and_go)
+
+
 def under_detail() -> None:
     """What DETAIL wraps still works, and compares calls by its own means."""
     size = dist.get_world_size()

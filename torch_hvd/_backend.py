@@ -17,10 +17,11 @@ from torch_hvd._load import _C
 def _own_store(store: Store, size: int) -> Store:
     """The part of the store that belongs to this group and to no earlier one of its name.
 
-    c10d gives the same prefix again when a program destroys its groups and makes new ones.
+    c10d gives the same prefix again when a program destroys its groups and makes new ones, which
+    may be of fewer ranks, as after one has died.
     """
-    generation = (store.add("hvd/generation", 1) - 1) // size
-    return PrefixStore(f"hvd/{generation}", store)
+    generation = (store.add(f"hvd/{size}/generation", 1) - 1) // size
+    return PrefixStore(f"hvd/{size}/{generation}", store)
 
 
 def _join_last(store: Store, rank: int, size: int, timeout: timedelta) -> None:
