@@ -95,6 +95,38 @@ def test_killed_peer(pool: RankPool, victim: int) -> None:
     pool.run(dies_in_a_conversation, victim, lost=[victim])
 
 
+def suspend_itself(seconds: float) -> None:
+    child = os.fork()
+    if child == 0:
+        time.sleep(seconds)
+        os.kill(os.getppid(), signal.SIGCONT)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    os.waitpid(child, 0)
+
+
+def gives_up_because_another_died() -> None:
+    """Rank 1 gives up with a message to rank 0 on its way, which has not begun to read it."""
+    rank = dist.get_rank()
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 1:
+        time.sleep(1)
+        dist.isend(torch.ones(LARGE), dst=0)
+        expect_error(lambda: dist.recv(torch.zeros(3), src=2))
+    else:
+        work = dist.irecv(torch.zeros(LARGE), src=1)
+        assert work is not None
+        suspend_itself(2)
+        text = expect_error(work.wait)
+        assert "rank 2 has left or died" in text, text
+
+
+@pytest.mark.ranks(3, transports=["shm"])
+def test_peer_of_a_killed_rank(pool: RankPool) -> None:
+    pool.run(gives_up_because_another_died, lost=[2])
+
+
 def dies_beside_another_group() -> None:
     """A group that the dead rank was not in goes on."""
     group = dist.new_group([0, 1])
@@ -116,13 +148,7 @@ def test_killed_rank_of_another_group(pool: RankPool) -> None:
 def test_suspended_rank() -> None:
     """A rank that is only suspended for a while is not taken for dead."""
     if dist.get_rank() == 1:
-        child = os.fork()
-        if child == 0:
-            time.sleep(2)
-            os.kill(os.getppid(), signal.SIGCONT)
-            os._exit(0)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        os.waitpid(child, 0)
+        suspend_itself(2)
     tensor = torch.ones(LARGE)
     dist.all_reduce(tensor)
     assert tensor[0] == dist.get_world_size()

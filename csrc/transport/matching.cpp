@@ -122,7 +122,6 @@ void MatchingTransport::check_open() const {
   }
 }
 
-/// Why others may have given up.
 std::string MatchingTransport::departed() const {
   std::string text;
   for (int peer = 0; peer < size(); ++peer) {

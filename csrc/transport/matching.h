@@ -132,6 +132,9 @@ class MatchingTransport : public Transport {
   /// Throws TransportError if some rank has given up, and all with it.
   void check_open() const;
 
+  /// Why others may have given up, to end a sentence with.
+  std::string departed() const;
+
   /// Throws TransportError if the request needs a rank of which nothing else
   /// can come.
   template <typename Posted, typename IsOver>
@@ -183,7 +186,6 @@ class MatchingTransport : public Transport {
 
  private:
   [[noreturn]] void fail(const std::string& what) const;
-  std::string departed() const;
 };
 
 } // namespace hvd

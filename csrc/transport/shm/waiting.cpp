@@ -174,7 +174,8 @@ MatchingTransport::Farewell ShmTransport::farewell_of(int peer) const {
 
 void ShmTransport::check_kept(int peer) const {
   if (segments_[peer].head().state != SegmentHead::State::Open) {
-    throw TransportError("it gave up or left before its memory was read");
+    throw TransportError(
+        "it gave up or left before its memory was read" + departed());
   }
 }
 
