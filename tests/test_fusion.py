@@ -342,6 +342,17 @@ def test_progress_while_nobody_waits() -> None:
         assert buffer[0] == size**3 and buffer[SMALL] == size**3 and buffer[-1] == size**2
 
 
+def test_empty_tensors_that_fuse() -> None:
+    """With each other alone, in the first batch that has more than one call."""
+    size = dist.get_world_size()
+    group = dist.new_group()
+    full = [torch.ones(1), torch.ones(10_000), torch.ones(5_000, dtype=torch.float64)]
+    empty = [torch.empty(0, dtype=torch.int64) for _ in range(2)]
+    for work in [dist.all_reduce(each, group=group, async_op=True) for each in (*full, *empty)]:
+        work.wait()
+    assert all(rows.filled(each, size) for each in full)
+
+
 def test_completed_in_order() -> None:
     """Whatever travels with what, no call is done before those issued earlier."""
     works = []

@@ -86,8 +86,7 @@ void FrameTrack::run_buckets(Batch& batch) {
   for (const auto& members : plan_.buckets) {
     packed += members.size() > 1 ? aligned(bytes_of(members)) : 0;
   }
-  if (packed > 0 &&
-      (!fusion_buffer_.defined() || fusion_buffer_.numel() < packed)) {
+  if (!fusion_buffer_.defined() || fusion_buffer_.numel() < packed) {
     fusion_buffer_ = at::empty({packed}, at::kByte);
     statistics_.grow_fusion_buffer(packed);
   }
