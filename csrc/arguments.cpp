@@ -23,8 +23,11 @@ at::Tensor stand_in_for(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(), options);
 }
 
+/// Whether its memory is what it shows: a conjugate may be a view of what it is
+/// the conjugate of.
 bool can_stay(const at::Tensor& tensor) {
-  return tensor.is_cpu() && tensor.is_contiguous();
+  return tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_conj() &&
+      !tensor.is_neg();
 }
 
 /// Reads: the tensor, or a contiguous copy of it. Detached, for the caller may
@@ -412,7 +415,7 @@ Collective Arguments::barrier() const {
 
 at::Tensor Arguments::to_send(const at::Tensor& tensor) {
   check_dense("send", tensor);
-  return tensor.detach().cpu().contiguous();
+  return tensor.detach().cpu().contiguous().resolve_conj().resolve_neg();
 }
 
 at::Tensor Arguments::to_receive(const at::Tensor& tensor) {

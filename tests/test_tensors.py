@@ -49,6 +49,27 @@ def test_from_an_expanded_tensor() -> None:
     assert all(filled(tensor, float(other)) for other, tensor in enumerate(gathered))
 
 
+def test_conjugates() -> None:
+    """Lazy ones: views of what they are the conjugates or negatives of."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    number = torch.full((3,), complex(rank + 1, rank + 2))
+    gathered = [torch.empty_like(number) for _ in range(size)] if rank == 0 else None
+    dist.gather(number.conj(), gathered)
+    for other, tensor in enumerate(gathered or []):
+        assert torch.equal(tensor, torch.full((3,), complex(other + 1, -(other + 2))))
+
+    negative = number[:1].conj().imag
+    assert negative.is_neg() and negative.is_contiguous()
+    parts = [torch.empty(1) for _ in range(size)]
+    dist.all_gather(parts, negative)
+    assert [part.item() for part in parts] == [-(other + 2.0) for other in range(size)]
+    sent, received = dist.isend(negative, (rank + 1) % size), torch.empty(1)
+    dist.recv(received, (rank - 1) % size)
+    assert sent is not None
+    sent.wait()
+    assert received.item() == -((rank - 1) % size + 2.0)
+
+
 def test_recv_into_what_autograd_tracks() -> None:
     """A leaf that is not contiguous gets the message, and no history."""
     rank, size = dist.get_rank(), dist.get_world_size()
