@@ -231,10 +231,12 @@ void Engine::start(Track& track, Batch& batch) {
   auto timeout = batch.items[0].collective->timeout;
   for (const auto& item : batch.items) {
     timeout = std::min(timeout, item.collective->timeout);
-    fill_stand_ins(*item.collective);
   }
   batch.times.started = Clock::now();
   batch.deadline = batch.times.started + timeout;
+  for (const auto& item : batch.items) {
+    fill_stand_ins(*item.collective);
+  }
   batch.rest = track.start(batch);
   auto& times = batch.times;
   times.packed = times.exchanged = times.finished = Clock::now();

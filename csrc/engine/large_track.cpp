@@ -44,9 +44,10 @@ LargeTrack::LargeTrack(
 Batch LargeTrack::next(uint64_t tail) {
   Batch batch;
   tail_ = tail;
-  const int64_t bytes = tensor_bytes(*queue.front().collective);
-  if (started.empty() || started_bytes_ + bytes <= most_started_) {
-    started_bytes_ += bytes;
+  // Remembered, for a sparse tensor's output may come in place of its input.
+  batch.bytes = tensor_bytes(*queue.front().collective);
+  if (started.empty() || started_bytes_ + batch.bytes <= most_started_) {
+    started_bytes_ += batch.bytes;
     batch.items.push_back(std::move(queue.front()));
     queue.pop_front();
   }
@@ -60,7 +61,7 @@ Rest LargeTrack::start(Batch& batch) {
     batch.running.push_back(
         std::make_unique<TailExchange>(collective, transport_, tail_, agreed_));
   }
-  Turn turn{collective.seq, tensor_bytes(collective), {}};
+  Turn turn{collective.seq, batch.bytes, {}};
   for (const auto& running : batch.running) {
     turn.running.push_back(running.get());
   }
@@ -86,9 +87,8 @@ bool LargeTrack::finish(Batch& batch) {
   for (const auto& running : batch.running) {
     running->finish(batch.deadline);
   }
-  const int64_t bytes = tensor_bytes(*batch.items[0].collective);
-  advanced_bytes_ -= bytes;
-  started_bytes_ -= bytes;
+  advanced_bytes_ -= batch.bytes;
+  started_bytes_ -= batch.bytes;
   batch.times.exchanged = Clock::now();
   return true;
 }
