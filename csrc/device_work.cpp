@@ -127,6 +127,7 @@ c10::intrusive_ptr<DeviceWork::Future> DeviceWork::getFuture() {
     // To wait for such work is to block, and a caller from Python holds the
     // GIL, which the work may need.
     engine_->run_apart(
+        "the future of " + operation_->collectives[0].signature.describe(),
         [self = c10::intrusive_ptr<DeviceWork>::reclaim_copy(this),
          future](const auto& /*over*/) { self->complete(*future); });
   }

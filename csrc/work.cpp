@@ -27,19 +27,18 @@ void complete(
   }
 }
 
-/// A message that failed ends its group. Returns the message's own error.
-std::exception_ptr fail_group(
-    Engine& engine,
-    c10d::OpType type,
-    int peer,
-    const std::exception& error) {
-  std::string text =
-      type == c10d::OpType::SEND ? "hvd: send to" : "hvd: recv from";
-  text += peer < 0 ? " any rank" : " rank " + std::to_string(peer);
-  text += " failed on rank " + std::to_string(engine.transport().rank()) +
-      ": " + error.what();
-  engine.abort(text);
-  return backend_error(text);
+/// "recv from rank 1"
+std::string describe(c10d::OpType type, int peer) {
+  return (type == c10d::OpType::SEND ? "send to " : "recv from ") +
+      (peer < 0 ? "any rank" : "rank " + std::to_string(peer));
+}
+
+std::string describe_failure(
+    const std::string& call,
+    int rank,
+    const std::exception& e) {
+  return "hvd: " + call + " failed on rank " + std::to_string(rank) + ": " +
+      e.what();
 }
 
 } // namespace
@@ -208,7 +207,9 @@ MessageWork::MessageWork(
   try {
     request_ = start(engine_->transport());
   } catch (const std::exception& e) {
-    std::rethrow_exception(fail_group(*engine_, type_, peer_, e));
+    const auto failure = describe_failure(describe(type, peer), rank_, e);
+    engine_->abort(failure);
+    std::rethrow_exception(backend_error(failure));
   }
 }
 
@@ -218,20 +219,23 @@ MessageWork::~MessageWork() {
     return;
   }
   // The transport drops a message whose request is gone.
+  const auto call = describe(type_, peer_);
   auto keep = [engine = engine_.get(),
                request = std::shared_ptr<Request>(std::move(request_)),
-               peer = peer_,
+               call,
+               rank = rank_,
                deadline = Clock::now() + timeout_](const auto& /*over*/) {
     try {
       request->wait(deadline);
     } catch (const std::exception& e) {
-      fail_group(*engine, c10d::OpType::SEND, peer, e);
+      engine->abort(describe_failure(call, rank, e));
     }
   };
   try {
-    engine_->run_apart(std::move(keep));
-  } catch (const std::system_error&) {
-    // No thread to be had: the message stays behind, as it may with Gloo.
+    engine_->run_apart(call, std::move(keep));
+  } catch (const std::exception&) {
+    // The group is closed, or there is no thread to be had: the message stays
+    // behind, as it may with Gloo.
   }
 }
 
@@ -242,7 +246,7 @@ void MessageWork::wait_until(
   if (!lock || Work::isCompleted()) {
     return;
   }
-  std::exception_ptr error;
+  std::string failure;
   try {
     request_->wait(deadline);
     if (!buffer_.is_alias_of(tensor_)) {
@@ -251,11 +255,15 @@ void MessageWork::wait_until(
       tensor_.copy_(buffer_);
     }
   } catch (const std::exception& e) {
-    error = fail_group(*engine_, type_, peer_, e);
+    failure = describe_failure(describe(type_, peer_), rank_, e);
   }
   arrived();
-  const auto continuation = conclude(error);
+  const auto continuation =
+      conclude(failure.empty() ? nullptr : backend_error(failure));
   lock.unlock();
+  if (!failure.empty()) {
+    engine_->abort(failure); // runs callbacks, which may ask for this message
+  }
   if (continuation) {
     continuation();
   }
@@ -275,12 +283,24 @@ bool MessageWork::wait(std::chrono::milliseconds timeout) {
 }
 
 void MessageWork::wait_apart() {
-  std::call_once(waited_apart_, [this] {
+  std::function<void()> continuation; // may call this itself
+  std::call_once(waited_apart_, [&] {
     auto self = c10::intrusive_ptr<MessageWork>::reclaim_copy(this);
-    engine_->run_apart([self = std::move(self)](const auto& over) {
-      self->wait_until(Clock::now() + self->timeout_, over);
-    });
+    try {
+      engine_->run_apart(
+          describe(type_, peer_), [self = std::move(self)](const auto& over) {
+            self->wait_until(Clock::now() + self->timeout_, over);
+          });
+    } catch (const c10::Error&) { // the group is closed
+      std::unique_lock<std::timed_mutex> lock(request_mutex_, std::try_to_lock);
+      if (lock && !Work::isCompleted()) { // or who holds it concludes
+        continuation = conclude(std::current_exception());
+      }
+    }
   });
+  if (continuation) {
+    continuation();
+  }
 }
 
 bool MessageWork::isCompleted() {

@@ -123,6 +123,37 @@ def test_work_outlives_its_group() -> None:
     assert work.get_future().value()[0][0] == 2
 
 
+@pytest.mark.ranks(2)
+def test_future_of_a_message_after_its_group() -> None:
+    """Nobody waits for the message any more: the future says so, and the work is over."""
+    group = dist.new_group()
+    work = dist.irecv(torch.zeros(SMALL), src=1 - dist.get_rank(), group=group)
+    assert work is not None
+    dist.barrier()
+    dist.destroy_process_group(group)
+    with pytest.raises(RuntimeError, match=r"recv from rank \d.*shut down"):
+        work.get_future().wait()
+    assert work.is_completed()
+
+
+@pytest.mark.ranks(2)
+def test_callback_asks_for_the_message_that_ends_its_group() -> None:
+    """The message is too long. A collective fails of it, whose callback waits for the message."""
+    group = dist.new_group(timeout=timedelta(seconds=60))
+    if dist.get_rank() == 1:
+        sent = dist.isend(torch.ones(10), dst=0, group=group)
+        dist.barrier()
+        del sent
+    else:
+        message = dist.irecv(torch.zeros(3), src=1, group=group)
+        assert message is not None
+        behind = dist.all_reduce(torch.ones(SMALL), group=group, async_op=True)
+        asked = behind.get_future().then(lambda _: expect_error(message.wait, within=5))
+        text = expect_error(message.wait)
+        assert asked.wait() == text
+        dist.barrier()
+
+
 @pytest.fixture(scope="module")
 def bare() -> Iterator[RankPool]:
     """Two ranks that have joined nothing."""

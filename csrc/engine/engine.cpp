@@ -110,8 +110,8 @@ void Engine::submit(const std::shared_ptr<Operation>& operation) {
 void Engine::drive_until_done(const Operation& operation) {
   const auto begin = Clock::now();
   Lock lock(mutex_);
-  start_all(lock);
-  while (!operation.done) {
+  // Again each time round: others let in what this thread may have to start.
+  for (start_all(lock); !operation.done; start_all(lock)) {
     // Only up to where the operation is: all else may wait for what another
     // rank calls once it hears, by whatever means, that this one is done.
     const auto driven = std::find_if(

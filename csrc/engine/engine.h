@@ -60,8 +60,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void run_in_background(const Operation& operation);
 
   /// Runs `body`, which waits for the transport by itself, on a thread of its
-  /// own. It may call its argument when it waits no more.
-  void run_apart(std::function<void(const std::function<void()>& over)> body);
+  /// own. It may call its argument when it waits no more. Throws c10::Error if
+  /// the group is closed. `call`: for the message.
+  void run_apart(
+      const std::string& call,
+      std::function<void(const std::function<void()>& over)> body);
 
   /// Waits for everything submitted, then closes and joins all threads.
   /// Idempotent, never throws.

@@ -121,10 +121,11 @@ void Engine::hold(Lock& lock, Track& track) {
 }
 
 void Engine::run_apart(
+    const std::string& call,
     std::function<void(const std::function<void()>& over)> body) {
   Lock lock(mutex_);
   if (stop_) {
-    return;
+    refuse(call);
   }
   join_all(std::exchange(threads_over_, {}));
   threads_apart_.push_back(
