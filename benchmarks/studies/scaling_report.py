@@ -15,11 +15,11 @@ from benchmarks.studies.results import (
     write_page,
 )
 
-CONTENDERS = ("hvd", "hvd:transport=gloo", "hvd:transport=mpi", STOCK := "gloo")
+CONTENDERS = ("hvd", "hvd:transport=tcp", "hvd:transport=mpi", STOCK := "gloo")
 SERIAL = "one process"
 NAMES = {
     "hvd": "hvd, auto",
-    "hvd:transport=gloo": "hvd, gloo",
+    "hvd:transport=tcp": "hvd, tcp",
     "hvd:transport=mpi": "hvd, mpi",
     STOCK: "stock gloo",
     SERIAL: SERIAL,
