@@ -239,6 +239,7 @@ void TcpTransport::abort() noexcept {
     if (aborted_) {
       return;
     }
+    hear_out();
     aborted_ = true;
     Header farewell{Header::Kind::GaveUp, 0, {}, -1};
     if (timed_out_) {

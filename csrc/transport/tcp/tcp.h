@@ -74,6 +74,8 @@ class TcpTransport final : public MatchingTransport {
   /// Does what can be done at once.
   void look();
   void give_up_silent_peers();
+  /// Reads the last words of all that have closed their connection.
+  void hear_out();
   void serve(const epoll_event* events, int count);
   bool is_moving() const;
   void move_in_background();

@@ -110,12 +110,29 @@ void TcpTransport::look() {
 
 void TcpTransport::serve(const epoll_event* events, int count) {
   last_look_ = Clock::now();
+  bool any_ended = false;
   for (int i = 0; i < count; ++i) {
     const auto peer = static_cast<int>(events[i].data.u32);
     if ((events[i].events & EPOLLOUT) != 0) {
       write(peer);
     }
     if ((events[i].events & ~static_cast<uint32_t>(EPOLLOUT)) != 0) {
+      read(peer);
+      any_ended |=
+          peers_[peer].is_gone || peers_[peer].farewell != Farewell::None;
+    }
+  }
+  if (any_ended) {
+    hear_out();
+  }
+}
+
+/// A rank that has given up is not to be taken for a dead one because another
+/// one's end was seen before its farewell.
+void TcpTransport::hear_out() {
+  for (int peer = 0; peer < size(); ++peer) {
+    const auto& connection = peers_[peer].connection;
+    while (connection && connection->is_abandoned()) {
       read(peer);
     }
   }
@@ -176,8 +193,7 @@ void TcpTransport::move() {
 
 bool TcpTransport::has_left(int peer) const {
   const auto& known = peers_[peer];
-  return known.connection && known.farewell == Farewell::None &&
-      (known.is_gone || known.is_missed || known.connection->is_abandoned());
+  return known.farewell == Farewell::None && (known.is_gone || known.is_missed);
 }
 
 } // namespace hvd
