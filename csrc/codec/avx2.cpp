@@ -160,41 +160,48 @@ struct Rows {
     _mm_sfence();
   }
 
-  template <typename Element>
+  using Most = __m128i;
+
+  template <typename Element, int64_t kUnit>
+  HVD_TARGET static Most most(const float* in) {
+    __m256i even = _mm256_setzero_si256();
+    __m256i odd = even;
+    for (int64_t i = 0; i < kUnit; i += 16) {
+      __builtin_prefetch(in + i + kAhead);
+      even = _mm256_max_epi32(
+          even, _mm256_and_si256(load(in + i), words(kMagnitudeBits)));
+      odd = _mm256_max_epi32(
+          odd, _mm256_and_si256(load(in + i + 8), words(kMagnitudeBits)));
+    }
+    const __m256i eight = _mm256_max_epi32(even, odd);
+    return _mm_max_epi32(
+        _mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  }
+
+  HVD_TARGET static Most larger(Most a, Most b) {
+    return _mm_max_epi32(a, b);
+  }
+
   HVD_TARGET static void largest(
-      const float* in,
-      int64_t block,
-      int64_t blocks,
+      const Most* most,
+      int64_t count,
       uint32_t* out) {
-    for (int64_t b = 0; b < blocks; ++b, in += block) {
-      __m256i even = _mm256_setzero_si256();
-      __m256i odd = even;
-      for (int64_t i = 0; i < block; i += 16) {
-        __builtin_prefetch(in + i + kAhead);
-        even = _mm256_max_epi32(
-            even, _mm256_and_si256(load(in + i), words(kMagnitudeBits)));
-        odd = _mm256_max_epi32(
-            odd, _mm256_and_si256(load(in + i + 8), words(kMagnitudeBits)));
-      }
-      const __m256i eight = _mm256_max_epi32(even, odd);
-      const __m128i four = _mm_max_epi32(
-          _mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    for (int64_t i = 0; i < count; ++i) {
       const __m128i two =
-          _mm_max_epi32(four, _mm_shuffle_epi32(four, 0b01001110));
+          _mm_max_epi32(most[i], _mm_shuffle_epi32(most[i], 0b01001110));
       const __m128i one =
           _mm_max_epi32(two, _mm_shuffle_epi32(two, 0b10110001));
-      out[b] = static_cast<uint32_t>(_mm_cvtsi128_si32(one));
+      out[i] = static_cast<uint32_t>(_mm_cvtsi128_si32(one));
     }
   }
 
-  template <typename Element>
+  template <typename Element, int64_t kUnit>
   HVD_TARGET static void encode(
       const float* in,
       float reciprocal,
-      int64_t n,
       uint8_t* out) {
     const __m256 r = _mm256_set1_ps(reciprocal);
-    for (int64_t i = 0; i < n; i += 32) {
+    for (int64_t i = 0; i < kUnit; i += 32) {
       encode_32<Element>(in + i, r, out + i * Element::kBits / 8);
     }
   }

@@ -1,4 +1,5 @@
-// Kernels for AVX-512 with its byte, double word and vector length extensions.
+// Kernels for AVX-512 with its extensions up to VBMI, which came with Ice Lake
+// and Zen 4.
 
 #include "codec/kernels.h"
 
@@ -7,12 +8,15 @@
 // GCC 12 warns of what its own header leaves undefined on purpose (bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
-#define HVD_TARGET \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
+#define HVD_TARGET                          \
+  __attribute__((target(                    \
+      "avx512f,avx512bw,avx512dq,avx512vl," \
+      "avx512vbmi,avx2,fma,f16c")))
 #include "codec/blocks.h"
 
 #include <immintrin.h>
 
+#include <array>
 #include <type_traits>
 
 namespace hvd {
@@ -23,93 +27,129 @@ namespace {
 constexpr int kSelect = 0xe4;
 
 /// Of the operands of vrangeps the one of larger magnitude, with the sign of
-/// the first.
+/// the first, or without one. Of a NaN and a number it is the number.
 constexpr int kLargerKeepSign = 0b0011;
+constexpr int kLargerMagnitude = 0b1011;
+
+/// Of 32 words, their second bytes and then their third ones; or the other way
+/// round.
+template <bool kThirdsFirst>
+constexpr auto middle_bytes() {
+  std::array<uint8_t, 64> places{};
+  for (int i = 0; i < 64; ++i) {
+    const bool third = (i >= 32) != kThirdsFirst;
+    places[i] = static_cast<uint8_t>(4 * (i % 32) + (third ? 2 : 1));
+  }
+  return places;
+}
 
 HVD_TARGET inline __m512i words(int32_t bits) {
   return _mm512_set1_epi32(bits);
 }
 
-/// 16 scaled values as codes in words that fit 16 bits with sign; those of
-/// small floats as SmallFloat::kRounder has it.
-template <typename Element>
-HVD_TARGET inline __m512i round_to_words(__m512 value) {
-  if constexpr (kIsInteger<Element>) {
-    return _mm512_cvtps_epi32(value);
-  } else {
-    using Format = typename Element::Format;
-    // The larger magnitude, with the sign of the value.
-    const __m512 normal = _mm512_range_ps(
-        value, _mm512_castsi512_ps(words(Format::kNormal)), kLargerKeepSign);
-    const __m512 power = _mm512_and_ps(
-        normal, _mm512_castsi512_ps(words(static_cast<int32_t>(0xff800000))));
-    const __m512 rounded =
-        _mm512_fmadd_ps(power, _mm512_set1_ps(Format::kRounder), value);
-    return _mm512_madd_epi16(
-        _mm512_castps_si512(rounded), words(1 << 16 | Format::kLowerWeight));
-  }
+/// 16 values as integers. One that is not finite has no meaning.
+HVD_TARGET inline __m512i round_to_integers(const float* in, __m512 r) {
+  return _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(in), r));
 }
 
-/// 32 values as codes in the lower bytes of 16 bits, in the order of packs.
+/// 16 values as small floats, as SmallFloat::kRounder has it, but in words:
+/// the second byte is the code without its sign, and the sign is the first bit
+/// of the third.
+template <typename Format>
+HVD_TARGET inline __m512i round_to_words(const float* in, __m512 r) {
+  constexpr int kUp = 8 - Format::kCodeShift;
+  const __m512 value = _mm512_mul_ps(_mm512_loadu_ps(in), r);
+  // The larger magnitude, with the sign of the value.
+  const __m512 normal = _mm512_range_ps(
+      value, _mm512_castsi512_ps(words(Format::kNormal)), kLargerKeepSign);
+  const __m512 power = _mm512_and_ps(
+      normal, _mm512_castsi512_ps(words(static_cast<int32_t>(0xff800000))));
+  const __m512 rounded =
+      _mm512_fmadd_ps(power, _mm512_set1_ps(Format::kRounder), value);
+  return _mm512_madd_epi16(
+      _mm512_castps_si512(rounded),
+      words(1 << (16 + kUp) | Format::kLowerWeight << kUp));
+}
+
+/// The codes of 32 values in one half, bytes that begin with their signs in the
+/// other.
+template <typename Format, bool kSignsFirst>
+HVD_TARGET inline __m512i codes_and_signs(const float* in, __m512 r) {
+  static constexpr auto kPlaces = middle_bytes<kSignsFirst>();
+  return _mm512_permutex2var_epi8(
+      round_to_words<Format>(in, r),
+      _mm512_loadu_si512(kPlaces.data()),
+      round_to_words<Format>(in + 16, r));
+}
+
 template <typename Element>
-HVD_TARGET inline __m512i round_to_halves(const float* in, __m512 r) {
-  const __m512i low =
-      round_to_words<Element>(_mm512_mul_ps(_mm512_loadu_ps(in), r));
-  const __m512i high =
-      round_to_words<Element>(_mm512_mul_ps(_mm512_loadu_ps(in + 16), r));
-  const __m512i both = _mm512_packs_epi32(low, high);
+HVD_TARGET inline __m512i encode_64(const float* in, __m512 r) {
   if constexpr (kIsInteger<Element>) {
-    return both;
+    const __m512i first = _mm512_packs_epi32(
+        round_to_integers(in, r), round_to_integers(in + 16, r));
+    const __m512i second = _mm512_packs_epi32(
+        round_to_integers(in + 32, r), round_to_integers(in + 48, r));
+    // Each 128 bits hold a part of each of the four vectors.
+    const __m512i order =
+        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return _mm512_permutexvar_epi32(order, _mm512_packs_epi16(first, second));
   } else {
+    using Format = typename Element::Format;
+    const __m512i first = codes_and_signs<Format, false>(in, r);
+    const __m512i second = codes_and_signs<Format, true>(in + 32, r);
     return _mm512_ternarylogic_epi32(
-        _mm512_srli_epi16(both, Element::Format::kCodeShift),
-        _mm512_srli_epi16(both, 8),
-        _mm512_set1_epi16(0x7f),
+        _mm512_mask_mov_epi64(first, 0xf0, second),
+        _mm512_shuffle_i64x2(first, second, 0b01001110),
+        _mm512_set1_epi8(0x7f),
         kSelect);
   }
 }
 
-/// Bytes of 0 to 15, or of -8 to 7, two by two into one.
-HVD_TARGET inline __m512i pair_up(__m512i bytes) {
-  return _mm512_ternarylogic_epi32(
-      bytes, _mm512_srli_epi16(bytes, 4), _mm512_set1_epi16(0xf), kSelect);
+template <typename Element>
+HVD_TARGET inline __m256i encode_32(const float* in, __m512 r) {
+  if constexpr (kIsInteger<Element>) {
+    const __m256i mixed = _mm512_cvtsepi16_epi8(_mm512_packs_epi32(
+        round_to_integers(in, r), round_to_integers(in + 16, r)));
+    const __m256i order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+    return _mm256_permutevar8x32_epi32(mixed, order);
+  } else {
+    using Format = typename Element::Format;
+    const __m512i both = codes_and_signs<Format, false>(in, r);
+    return _mm256_ternarylogic_epi32(
+        _mm512_castsi512_si256(both),
+        _mm512_extracti64x4_epi64(both, 1),
+        _mm256_set1_epi8(0x7f),
+        kSelect);
+  }
 }
 
+/// 64 codes of -7 to 7, two in a byte; less than that is "not finite".
+HVD_TARGET inline __m256i pair_up(__m512i bytes) {
+  const __m512i codes = _mm512_max_epi8(bytes, _mm512_set1_epi8(-8));
+  return _mm512_cvtepi16_epi8(_mm512_ternarylogic_epi32(
+      codes, _mm512_srli_epi16(codes, 4), _mm512_set1_epi16(0xf), kSelect));
+}
+
+/// Writes 64 values; `out` may be of 4 bits each.
 template <typename Element>
-HVD_TARGET inline void encode_64(const float* in, __m512 r, uint8_t* out) {
-  const __m512i first = round_to_halves<Element>(in, r);
-  const __m512i second = round_to_halves<Element>(in + 32, r);
-  const __m512i mixed = kIsInteger<Element>
-      ? _mm512_packs_epi16(first, second)
-      : _mm512_packus_epi16(first, second);
-  // Each 128 bits hold a part of each of the four vectors.
-  const __m512i order =
-      _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  const __m512i bytes = _mm512_permutexvar_epi32(order, mixed);
+HVD_TARGET inline void put_64(const float* in, __m512 r, uint8_t* out) {
+  const __m512i codes = encode_64<Element>(in, r);
   if constexpr (Element::kBits == 8) {
-    _mm512_storeu_si512(out, bytes);
+    _mm512_storeu_si512(out, codes);
   } else {
-    const __m512i codes = _mm512_max_epi8(bytes, _mm512_set1_epi8(-8));
-    _mm256_storeu_si256(
-        reinterpret_cast<__m256i*>(out), _mm512_cvtepi16_epi8(pair_up(codes)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), pair_up(codes));
   }
 }
 
 template <typename Element>
-HVD_TARGET inline void encode_32(const float* in, __m512 r, uint8_t* out) {
-  const __m512i halves = round_to_halves<Element>(in, r);
-  const __m256i mixed = kIsInteger<Element> ? _mm512_cvtsepi16_epi8(halves)
-                                            : _mm512_cvtepi16_epi8(halves);
-  const __m256i order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
-  const __m256i bytes = _mm256_permutevar8x32_epi32(mixed, order);
+HVD_TARGET inline void put_32(const float* in, __m512 r, uint8_t* out) {
+  const __m256i codes = encode_32<Element>(in, r);
   if constexpr (Element::kBits == 8) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), bytes);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), codes);
   } else {
-    const __m256i codes = _mm256_max_epi8(bytes, _mm256_set1_epi8(-8));
-    const __m512i pairs = pair_up(_mm512_castsi256_si512(codes));
     _mm_storeu_si128(
         reinterpret_cast<__m128i*>(out),
-        _mm256_cvtepi16_epi8(_mm512_castsi512_si256(pairs)));
+        _mm256_castsi256_si128(pair_up(_mm512_castsi256_si512(codes))));
   }
 }
 
@@ -173,38 +213,62 @@ struct Rows {
     _mm_sfence();
   }
 
-  template <typename Element>
-  HVD_TARGET static void largest(
-      const float* in,
-      int64_t block,
-      int64_t blocks,
-      uint32_t* out) {
-    __m512i most[kGroupBlocks];
-    for (int64_t b = 0; b < blocks; ++b) {
+  using Most = __m512i;
+
+  template <typename Element, int64_t kUnit>
+  HVD_TARGET static Most most(const float* in) {
+    if constexpr (kIsInteger<Element>) {
       __m512i even = _mm512_setzero_si512();
       __m512i odd = even;
-#pragma GCC unroll 4
-      for (int64_t i = 0; i < block; i += 32) {
-        const float* const at = in + b * block + i;
-        __builtin_prefetch(at + kAhead);
-        __builtin_prefetch(at + kAhead + 16);
-        even = _mm512_max_epi32(even, magnitudes(at));
-        odd = _mm512_max_epi32(odd, magnitudes(at + 16));
+      for (int64_t i = 0; i < kUnit; i += 32) {
+        even = _mm512_max_epi32(even, magnitudes(in + i));
+        odd = _mm512_max_epi32(odd, magnitudes(in + i + 16));
       }
-      most[b] = _mm512_max_epi32(even, odd);
+      return _mm512_max_epi32(even, odd);
+    } else {
+      // By instructions that encode() leaves room for; but they pass over a
+      // NaN.
+      __m512 even = _mm512_setzero_ps();
+      __m512 odd = even;
+      __mmask16 numbers = 0xffff;
+      for (int64_t i = 0; i < kUnit; i += 32) {
+        const __m512 first = ahead(in + i);
+        const __m512 second = ahead(in + i + 16);
+        even = _mm512_range_ps(even, first, kLargerMagnitude);
+        odd = _mm512_range_ps(odd, second, kLargerMagnitude);
+        numbers = _mm512_mask_cmp_ps_mask(numbers, first, second, _CMP_ORD_Q);
+      }
+      return _mm512_mask_mov_epi32(
+          words(kNanBits),
+          numbers,
+          _mm512_castps_si512(_mm512_range_ps(even, odd, kLargerMagnitude)));
     }
-    for (int64_t b = blocks; b % 8 != 0; ++b) {
-      most[b] = _mm512_setzero_si512();
+  }
+
+  HVD_TARGET static Most larger(Most a, Most b) {
+    return _mm512_max_epi32(a, b);
+  }
+
+  HVD_TARGET static void largest(Most* most, int64_t count, uint32_t* out) {
+    for (int64_t i = count; i % 8 != 0; ++i) {
+      most[i] = _mm512_setzero_si512();
     }
-    for (int64_t b = 0; b < blocks; b += 8) {
+    for (int64_t i = 0; i < count; i += 8) {
       _mm256_storeu_si256(
-          reinterpret_cast<__m256i*>(out + b), largest_of_8(most + b));
+          reinterpret_cast<__m256i*>(out + i), largest_of_8(most + i));
     }
+  }
+
+  /// 16 values, while some that are used later are fetched.
+  HVD_TARGET static __m512 ahead(const float* in) {
+    __builtin_prefetch(in + kAhead);
+    return _mm512_loadu_ps(in);
   }
 
   /// Bits in whose order a NaN is the largest.
   HVD_TARGET static __m512i magnitudes(const float* in) {
-    return _mm512_and_si512(_mm512_loadu_si512(in), words(kMagnitudeBits));
+    return _mm512_and_si512(
+        _mm512_castps_si512(ahead(in)), words(kMagnitudeBits));
   }
 
   /// The largest lane of each of eight vectors: halves are folded onto each
@@ -232,20 +296,18 @@ struct Rows {
         _mm512_shuffle_i32x4(a, b, kOne), _mm512_shuffle_i32x4(a, b, kOther));
   }
 
-  template <typename Element>
+  template <typename Element, int64_t kUnit>
   HVD_TARGET static void encode(
       const float* in,
       float reciprocal,
-      int64_t n,
       uint8_t* out) {
     const __m512 r = _mm512_set1_ps(reciprocal);
-    int64_t i = 0;
-#pragma GCC unroll 2
-    for (; i + 64 <= n; i += 64) {
-      encode_64<Element>(in + i, r, out + i * Element::kBits / 8);
-    }
-    if (i < n) {
-      encode_32<Element>(in + i, r, out + i * Element::kBits / 8);
+    if constexpr (kUnit == 32) {
+      put_32<Element>(in, r, out);
+    } else {
+      for (int64_t i = 0; i < kUnit; i += 64) {
+        put_64<Element>(in + i, r, out + i * Element::kBits / 8);
+      }
     }
   }
 
@@ -398,7 +460,8 @@ const Kernels* avx512_kernels() {
   const bool can = __builtin_cpu_supports("avx512f") &&
       __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx2") &&
+      __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx2") &&
       __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   return can ? &set : nullptr;
 }

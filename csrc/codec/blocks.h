@@ -2,13 +2,15 @@
 
 // The loops over blocks, written once. A source file for one instruction set
 // defines HVD_TARGET, the attribute that lets a function use it, and a struct
-// `Rows` of loops over a row of values, which are a multiple of 32:
+// `Rows` of loops over a row of values. A row of kUnit is one of 32 or of 128
+// values, other rows are a multiple of 32:
 //
-//   largest<Element>(in, block, blocks, out)
-//                                      bits of each block's largest magnitude;
-//                                      at least kInfinityBits if one is not
-//                                      finite, but for a NaN that encode() sees
-//   encode<Element>(in, r, n, out)     Element::encode(in * r)
+//   most<Element, kUnit>(in)           a Most: largest magnitudes, by lane
+//   larger(most, most)                 by lane
+//   largest(most, count, out)          of each Most, the bits of the largest;
+//                                      at least kInfinityBits if a value was
+//                                      not finite
+//   encode<Element, kUnit>(in, r, out) Element::encode(in * r)
 //   all_finite<Element>(in, n)         whether all codes decode to finite
 //   decode<Element, kWrite>(in, s, n, out)
 //                                      Element::decode(in) * s, of finite codes
@@ -48,21 +50,41 @@ constexpr int64_t kAhead = 2048;
 
 /// What is worked on at a time: it stays in the first-level cache.
 constexpr int64_t kGroup = 2048;
-constexpr int64_t kGroupBlocks = kGroup / 32;
+constexpr int64_t kGroupUnits = kGroup / 32;
 
 /// What a group's blocks are encoded with.
+template <typename Rows>
 struct Group {
-  uint32_t largest[kGroupBlocks]; ///< bits of the largest magnitude
-  uint32_t scales[kGroupBlocks];
-  float reciprocals[kGroupBlocks];
-  bool usual; ///< all of them are usual, or of zeros
+  typename Rows::Most most[kGroupUnits];
+  uint32_t largest[kGroupUnits]; ///< bits of the largest magnitude
+  uint32_t scales[kGroupUnits];
+  float reciprocals[kGroupUnits];
+  bool usual = true; ///< all of them are usual, or of zeros
 };
 
-/// A loop of its own, to be vectorised.
-template <typename Element>
-HVD_TARGET inline void find_scales(int64_t blocks, Group& group) {
+/// A block has 2^shift units.
+template <typename Rows>
+HVD_TARGET inline void find_largest(
+    int64_t blocks,
+    int shift,
+    Group<Rows>& group) {
+  for (int64_t b = 0; shift > 0 && b < blocks; ++b) {
+    const auto* const units = group.most + (b << shift);
+    auto most = units[0];
+    for (int64_t i = 1; i < 1 << shift; ++i) {
+      most = Rows::larger(most, units[i]);
+    }
+    group.most[b] = most;
+  }
+  Rows::largest(group.most, blocks, group.largest);
+}
+
+/// A loop of its own, to be vectorised. Of a multiple of 8, so that vectors are
+/// full; what is beyond the blocks has no meaning.
+template <typename Rows, typename Element>
+HVD_TARGET inline void find_scales(int64_t blocks, Group<Rows>& group) {
   uint32_t unusual = 0;
-  for (int64_t i = 0; i < blocks; ++i) {
+  for (int64_t i = 0; i < ((blocks + 7) & ~7); ++i) {
     const uint32_t amax = group.largest[i];
     const uint32_t scale = Scale::encode(amax, Element::kMax);
     const float reciprocal = over(1.0F, Scale::decode_usual(scale));
@@ -75,43 +97,80 @@ HVD_TARGET inline void find_scales(int64_t blocks, Group& group) {
   group.usual = unusual == 0;
 }
 
-template <typename Rows, typename Element>
-HVD_TARGET inline void find_group(
+/// The blocks of a group from `first` on, one by one, for some may not be
+/// usual; changes the scales of those.
+template <typename Rows, typename Element, int64_t kUnit>
+HVD_TARGET void encode_from(
+    int64_t first,
     const float* in,
     int64_t block,
     int64_t blocks,
-    Group& group) {
-  Rows::template largest<Element>(in, block, blocks, group.largest);
-  // A multiple of 8, so that vectors are full; what is beyond has no meaning.
-  find_scales<Element>((blocks + 7) & ~7, group);
-}
-
-template <typename Rows, typename Element>
-HVD_TARGET inline void encode_group(
-    const float* in,
-    int64_t block,
-    int64_t blocks,
-    const Group& group,
-    uint8_t* values,
-    uint8_t* scales) {
-  const int64_t block_bytes = block * Element::kBits / 8;
-  for (int64_t i = 0; i < blocks; ++i) {
-    auto scale = static_cast<uint16_t>(group.scales[i]);
-    const uint32_t largest = group.largest[i];
-    if (group.usual || largest == 0 ||
-        (largest < kInfinityBits && Scale::is_usual(scale))) {
-      Rows::template encode<Element>(in, group.reciprocals[i], block, values);
+    Group<Rows>& group,
+    uint8_t* values) {
+  for (int64_t b = first; b < blocks; ++b) {
+    const float* const from = in + b * block;
+    uint8_t* const to = values + b * block * Element::kBits / 8;
+    const uint32_t largest = group.largest[b];
+    if (largest == 0 ||
+        (largest < kInfinityBits && Scale::is_usual(group.scales[b]))) {
+      for (int64_t i = 0; i < block; i += kUnit) {
+        Rows::template encode<Element, kUnit>(
+            from + i, group.reciprocals[b], to + i * Element::kBits / 8);
+      }
     } else {
-      scale = encode_unusual<Element>(in, block, values);
+      group.scales[b] = encode_unusual<Element>(from, block, to);
     }
-    std::memcpy(scales + 2 * i, &scale, sizeof(scale));
-    in += block;
-    values += block_bytes;
   }
 }
 
-/// The scales of a group are found while the one before is encoded: they take
-/// little work but long chains of it.
+/// A group's largest magnitudes are looked for while the one before is encoded,
+/// unit by unit: either leaves parts of the processor idle that the other can
+/// use.
+template <typename Rows, typename Element, int64_t kUnit>
+HVD_TARGET void encode_units(
+    const float* in,
+    int64_t count,
+    int64_t block,
+    uint8_t* values,
+    uint8_t* scales) {
+  constexpr int64_t kUnitBytes = kUnit * Element::kBits / 8;
+  const int shift = std::countr_zero(static_cast<uint64_t>(block / kUnit));
+  Group<Rows> groups[2];
+  Group<Rows>* here = &groups[0];
+  Group<Rows>* coming = &groups[1];
+  int64_t units = 0; // here; the first group comes after a void one
+  for (int64_t left = count; left > 0 || units > 0;) {
+    const int64_t units_coming = std::min(kGroup, left) / kUnit;
+    const float* const from = in + units * kUnit;
+    const int64_t both = here->usual ? std::min(units, units_coming) : 0;
+    for (int64_t i = 0; i < both; ++i) {
+      coming->most[i] = Rows::template most<Element, kUnit>(from + i * kUnit);
+      Rows::template encode<Element, kUnit>(
+          in + i * kUnit,
+          here->reciprocals[i >> shift],
+          values + i * kUnitBytes);
+    }
+    for (int64_t i = both; i < units_coming; ++i) {
+      coming->most[i] = Rows::template most<Element, kUnit>(from + i * kUnit);
+    }
+    const int64_t blocks = units >> shift;
+    encode_from<Rows, Element, kUnit>(
+        both >> shift, in, block, blocks, *here, values);
+    for (int64_t b = 0; b < blocks; ++b) {
+      const auto scale = static_cast<uint16_t>(here->scales[b]);
+      std::memcpy(scales + 2 * b, &scale, sizeof(scale));
+    }
+    in += units * kUnit;
+    values += units * kUnitBytes;
+    scales += 2 * blocks;
+    find_largest(units_coming >> shift, shift, *coming);
+    find_scales<Rows, Element>(units_coming >> shift, *coming);
+    std::swap(here, coming);
+    units = units_coming;
+    left -= units * kUnit;
+  }
+}
+
 template <typename Rows, typename Element>
 HVD_TARGET void encode_blocks(
     const float* in,
@@ -119,27 +178,10 @@ HVD_TARGET void encode_blocks(
     int64_t block,
     uint8_t* values,
     uint8_t* scales) {
-  const int shift = std::countr_zero(static_cast<uint64_t>(block));
-  const auto blocks_from = [&](int64_t begin) {
-    return std::min(kGroup, count - begin) >> shift;
-  };
-  Group groups[2];
-  Group* current = &groups[0];
-  Group* next = &groups[1];
-  find_group<Rows, Element>(in, block, blocks_from(0), *current);
-  for (int64_t begin = 0; begin < count; begin += kGroup) {
-    if (begin + kGroup < count) {
-      find_group<Rows, Element>(
-          in + begin + kGroup, block, blocks_from(begin + kGroup), *next);
-    }
-    encode_group<Rows, Element>(
-        in + begin,
-        block,
-        blocks_from(begin),
-        *current,
-        values + begin * Element::kBits / 8,
-        scales + 2 * (begin >> shift));
-    std::swap(current, next);
+  if (block % 128 == 0) {
+    encode_units<Rows, Element, 128>(in, count, block, values, scales);
+  } else {
+    encode_units<Rows, Element, 32>(in, count, block, values, scales);
   }
 }
 

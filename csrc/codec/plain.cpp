@@ -28,30 +28,34 @@ float decode_as(uint16_t code) {
 struct Rows {
   static void fence() {}
 
-  template <typename Element>
-  static void largest(
-      const float* in,
-      int64_t block,
-      int64_t blocks,
-      uint32_t* out) {
-    for (int64_t b = 0; b < blocks; ++b, in += block) {
-      int32_t most = 0;
-      for (int64_t i = 0; i < block; ++i) {
-        const auto bits = static_cast<int32_t>(bits_of(in[i]) & kMagnitudeBits);
-        most = std::max(most, bits);
-      }
-      out[b] = static_cast<uint32_t>(most);
+  using Most = int32_t;
+
+  template <typename Element, int64_t kUnit>
+  static Most most(const float* in) {
+    Most found = 0;
+    for (int64_t i = 0; i < kUnit; ++i) {
+      const auto bits = static_cast<Most>(bits_of(in[i]) & kMagnitudeBits);
+      found = std::max(found, bits);
     }
+    return found;
   }
 
-  template <typename Element>
-  static void encode(const float* in, float r, int64_t n, uint8_t* out) {
+  static Most larger(Most a, Most b) {
+    return std::max(a, b);
+  }
+
+  static void largest(const Most* most, int64_t count, uint32_t* out) {
+    std::copy(most, most + count, out);
+  }
+
+  template <typename Element, int64_t kUnit>
+  static void encode(const float* in, float r, uint8_t* out) {
     if constexpr (Element::kBits == 8) {
-      for (int64_t i = 0; i < n; ++i) {
+      for (int64_t i = 0; i < kUnit; ++i) {
         out[i] = Element::encode(times(in[i], r));
       }
     } else {
-      for (int64_t i = 0; i < n / 2; ++i) {
+      for (int64_t i = 0; i < kUnit / 2; ++i) {
         const uint8_t low = Element::encode(times(in[2 * i], r));
         const uint8_t high = Element::encode(times(in[2 * i + 1], r));
         out[i] = static_cast<uint8_t>(low | high << 4);
