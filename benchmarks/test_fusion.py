@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 
 import pytest
@@ -38,79 +39,83 @@ def broadcast(tensors: list[torch.Tensor], group: dist.ProcessGroup) -> None:
     dist._broadcast_coalesced(group, tensors, DDP_BROADCAST_BUCKET, 0)
 
 
-def move(
-    rank: Rank,
-    *,
-    shapes: list[Shape],
-    issue: Callable[[list[torch.Tensor], dist.ProcessGroup], None],
-    budget_s: float,
-) -> dict[str, Blocks]:
-    """Runs on a rank: each call moves one tensor of every shape."""
-    tensors = [torch.empty(shape) for shape in shapes]
-    contents = pattern(max(tensor.numel() for tensor in tensors))
-    result = 1 if issue is broadcast else rank.size * (rank.size + 1) // 2
+@dataclass(frozen=True)
+class Work:
+    """A call that moves one tensor of every shape."""
 
-    def fill() -> None:
-        for tensor in tensors:
-            torch.mul(contents[: tensor.numel()].view_as(tensor), rank.rank + 1, out=tensor)
+    shapes: list[Shape]
+    issue: Callable[[list[torch.Tensor], dist.ProcessGroup], None]
 
-    def check() -> None:
-        for tensor in tensors:
-            expected = contents[: tensor.numel()].view_as(tensor) * result
-            assert torch.equal(tensor, expected), f"wrong result, {tuple(tensor.shape)}"
+    def over(self, group: dist.ProcessGroup, rank: int, size: int) -> Trial:
+        tensors = [torch.empty(shape) for shape in self.shapes]
+        contents = pattern(max(tensor.numel() for tensor in tensors))
+        result = 1 if self.issue is broadcast else size * (size + 1) // 2
 
-    def move_over(group: dist.ProcessGroup) -> Trial:
-        return Trial(1, fill, lambda _: issue(tensors, group), check)
+        def fill() -> None:
+            for tensor in tensors:
+                torch.mul(contents[: tensor.numel()].view_as(tensor), rank + 1, out=tensor)
 
+        def check() -> None:
+            for tensor in tensors:
+                expected = contents[: tensor.numel()].view_as(tensor) * result
+                assert torch.equal(tensor, expected), f"wrong result, {tuple(tensor.shape)}"
+
+        return Trial(1, fill, lambda _: self.issue(tensors, group), check)
+
+
+def move(rank: Rank, *, work: Work, baseline: Work, budget_s: float) -> dict[str, Blocks]:
+    """Runs on a rank."""
     contenders = {
-        "backend": [move_over(group) for group in rank.backend],
-        "baseline": [move_over(group) for group in rank.baseline],
+        "backend": [work.over(group, rank.rank, rank.size) for group in rank.backend],
+        "baseline": [baseline.over(group, rank.rank, rank.size) for group in rank.baseline],
     }
-    payload = pattern(in_bytes(shapes) // 4)
+    payload = pattern(in_bytes(work.shapes) // 4)
     return interleave(rank, two_copies(payload, [torch.empty_like(payload)]), contenders, budget_s)
 
 
 def row(
-    bench: Bench,
-    op: str,
-    shapes: list[Shape],
-    issue: Callable[[list[torch.Tensor], dist.ProcessGroup], None],
-    target: float | None,
+    bench: Bench, op: str, work: Work, target: float | None, baseline: Work | None = None
 ) -> None:
     bench.row(
         move,
         op=op,
-        size=in_bytes(shapes),
-        bus_factor=1.0 if issue is broadcast else bus_factor(bench.ranks.size),
+        size=in_bytes(work.shapes),
+        bus_factor=1.0 if work.issue is broadcast else bus_factor(bench.ranks.size),
         target=target if bench.ranks.baseline == "gloo" else None,
-        shapes=shapes,
-        issue=issue,
+        work=work,
+        baseline=baseline or work,
     )
 
 
 def test_small_in_flight(bench: Bench) -> None:
     times = {2: 25, 4: 160} if bench.shares_memory else {2: 15, 4: 60}
     target = 1 / times[bench.ranks.size] if bench.ranks.size in times else None
-    row(bench, f"all_reduce async, {len(FEW_KB)} small", FEW_KB, in_flight, target)
+    row(bench, f"all_reduce async, {len(FEW_KB)} small", Work(FEW_KB, in_flight), target)
 
 
 def test_all_in_flight(bench: Bench) -> None:
     target = 1 / 5 if bench.shares_memory and bench.ranks.size == 2 else 1.0
-    row(bench, f"all_reduce async, {len(ALL)}", ALL, in_flight, target)
+    row(bench, f"all_reduce async, {len(ALL)}", Work(ALL, in_flight), target)
 
 
 def test_large_in_flight(bench: Bench) -> None:
-    row(bench, f"all_reduce async, {len(OTHERS)} large", OTHERS, in_flight, 1.0)
+    row(bench, f"all_reduce async, {len(OTHERS)} large", Work(OTHERS, in_flight), 1.0)
 
 
 def test_one_by_one(bench: Bench) -> None:
-    row(bench, f"all_reduce, {len(ALL)}", ALL, sync, 1.0)
+    row(bench, f"all_reduce, {len(ALL)}", Work(ALL, sync), 1.0)
 
 
 def test_flat(bench: Bench) -> None:
     """What packing everything by hand would give."""
-    row(bench, f"all_reduce, {len(ALL)} in one", FLAT, sync, None)
+    row(bench, f"all_reduce, {len(ALL)} in one", Work(FLAT, sync), None)
+
+
+def test_in_flight_against_flat(bench: Bench) -> None:
+    """As many calls as there are tensors, and the baseline one for all that was packed before."""
+    op = f"all_reduce async, {len(ALL)} against one"
+    row(bench, op, Work(ALL, in_flight), 1.05, Work(FLAT, sync))
 
 
 def test_broadcast(bench: Bench) -> None:
-    row(bench, f"ddp broadcast of {len(ALL)}", ALL, broadcast, 1.0)
+    row(bench, f"ddp broadcast of {len(ALL)}", Work(ALL, broadcast), 1.0)
