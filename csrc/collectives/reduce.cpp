@@ -45,6 +45,16 @@ constexpr bool kIsWidened = !std::is_same_v<Accumulator<T>, T>;
 // The codec's kernels take multiples of this.
 constexpr int64_t kUnit = 32;
 
+// Compiled for several instruction sets, of which the loader takes the widest
+// that the processor has. Sanitizers are not up yet when it does.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+#define HVD_FOR_EACH_SIMD \
+  __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define HVD_FOR_EACH_SIMD
+#endif
+
 /// `from` as accumulators: itself, or widened into `room`.
 template <typename T>
 const Accumulator<T>* widen(
@@ -98,6 +108,18 @@ Acc divided(Acc sum, int divisor) {
   }
 }
 
+template <typename Acc, typename Fold>
+HVD_FOR_EACH_SIMD void combine(
+    const Acc* a,
+    const Acc* b,
+    int64_t count,
+    Fold op,
+    Acc* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    to[i] = static_cast<Acc>(op(a[i], b[i]));
+  }
+}
+
 template <typename T, typename Out, typename Fold>
 void fold(
     const std::vector<const void*>& sources,
@@ -109,14 +131,9 @@ void fold(
   const auto source = [&](size_t rank) {
     return static_cast<const T*>(sources[rank]);
   };
-  const auto combine = [op](const Acc* a, const Acc* b, int64_t n, Acc* to) {
-    for (int64_t i = 0; i < n; ++i) {
-      to[i] = static_cast<Acc>(op(a[i], b[i]));
-    }
-  };
   if constexpr (!kIsWidened<T> && std::is_same_v<T, Out>) {
     if (sources.size() == 2 && divisor == 1) {
-      combine(source(0), source(1), count, static_cast<Out*>(out));
+      combine(source(0), source(1), count, op, static_cast<Out*>(out));
       return;
     }
   }
@@ -126,7 +143,7 @@ void fold(
     const int64_t n = std::min(kBlock, count - begin);
     const Acc* folded = widen(source(0) + begin, n, acc);
     for (size_t r = 1; r < sources.size(); ++r) {
-      combine(folded, widen(source(r) + begin, n, room), n, acc.data());
+      combine(folded, widen(source(r) + begin, n, room), n, op, acc.data());
       folded = acc.data();
     }
     if (divisor != 1) {
