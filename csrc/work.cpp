@@ -44,12 +44,13 @@ std::string describe_failure(
 } // namespace
 
 WorkHVD::WorkHVD(
-    int rank,
+    std::shared_ptr<Engine> engine,
     c10d::OpType type,
     const char* title,
     const std::vector<at::Tensor>& inputs,
     std::vector<at::Tensor> results)
-    : Work(rank, type, title_if_profiled(title), inputs),
+    : Work(engine->transport().rank(), type, title_if_profiled(title), inputs),
+      engine_(std::move(engine)),
       results_(std::move(results)) {}
 
 std::vector<at::Tensor> WorkHVD::result() {
@@ -67,6 +68,8 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkHVD::getFuture() {
     if (completed_) {
       future_settled_ = true;
       complete(*future_, exception_, results_);
+    } else {
+      engine_->future_asked();
     }
   }
   return future_;
@@ -79,7 +82,11 @@ std::function<void()> WorkHVD::conclude(std::exception_ptr error) {
   if (!future_ || std::exchange(future_settled_, true)) {
     return {};
   }
-  return [future = future_, error = std::move(error), results = results_] {
+  return [engine = engine_,
+          future = future_,
+          error = std::move(error),
+          results = results_] {
+    engine->future_answered();
     complete(*future, error, results);
   };
 }
@@ -106,13 +113,7 @@ CollectiveWork::CollectiveWork(
     const char* title,
     const std::vector<at::Tensor>& inputs,
     std::vector<at::Tensor> results)
-    : WorkHVD(
-          engine->transport().rank(),
-          type,
-          title,
-          inputs,
-          std::move(results)),
-      engine_(std::move(engine)),
+    : WorkHVD(std::move(engine), type, title, inputs, std::move(results)),
       operation_(std::make_shared<Operation>()) {}
 
 c10::intrusive_ptr<CollectiveWork> CollectiveWork::submit(
@@ -197,8 +198,7 @@ MessageWork::MessageWork(
     at::Tensor tensor,
     std::chrono::milliseconds timeout,
     const Start& start)
-    : WorkHVD(engine->transport().rank(), type, title, {tensor}, {tensor}),
-      engine_(std::move(engine)),
+    : WorkHVD(std::move(engine), type, title, {tensor}, {tensor}),
       type_(type),
       peer_(peer),
       buffer_(std::move(buffer)),
@@ -270,8 +270,11 @@ void MessageWork::wait_until(
 }
 
 bool MessageWork::wait(std::chrono::milliseconds timeout) {
-  wait_until(
-      Clock::now() + (timeout <= kNoTimeout ? timeout_ : timeout), [] {});
+  {
+    const auto call = engine_->waiting();
+    wait_until(
+        Clock::now() + (timeout <= kNoTimeout ? timeout_ : timeout), [] {});
+  }
   if (!Work::isCompleted()) {
     C10_THROW_ERROR(
         DistBackendError,

@@ -24,7 +24,7 @@ class WorkHVD : public c10d::Work {
  protected:
   /// `inputs`: shown by the profiler, under the name "hvd:<verb>".
   WorkHVD(
-      int rank,
+      std::shared_ptr<Engine> engine,
       c10d::OpType type,
       const char* title,
       const std::vector<at::Tensor>& inputs,
@@ -36,6 +36,8 @@ class WorkHVD : public c10d::Work {
 
   /// Returns when the future, if any, is complete too; throws the work's error.
   void wait_for_future_and_rethrow();
+
+  const std::shared_ptr<Engine> engine_;
 
  private:
   const std::vector<at::Tensor> results_;
@@ -69,7 +71,6 @@ class CollectiveWork final : public WorkHVD {
   uint64_t getSequencenumber() const override;
 
  private:
-  const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<Operation> operation_;
   uint64_t seq_ = 0; ///< of the first collective
 };
@@ -120,7 +121,6 @@ class MessageWork final : public WorkHVD {
   void wait_until(Deadline deadline, const std::function<void()>& arrived);
   void wait_apart();
 
-  const std::shared_ptr<Engine> engine_;
   const c10d::OpType type_;
   const int peer_;
   const at::Tensor buffer_;

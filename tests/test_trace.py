@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import torch_hvd
 from calls import LARGE, SMALL, expect_error
@@ -51,6 +53,52 @@ def test_lone_calls_have_no_extra_exchange() -> None:
     assert 0 <= after["wire_bytes"] - seen["wire_bytes"] - least <= 4 * 2 * size
     assert after["fusion_buffer_bytes"] == 0
     assert 0 < after["waiting"] < after["elapsed"]
+
+
+STEPS, LATE_S = 8, 0.1
+
+
+def waited_in_steps() -> tuple[float, float]:
+    """Seconds that this rank has waited in steps for which rank 1 is late, and what they took."""
+    group = dist.new_group()
+    model = DistributedDataParallel(torch.nn.Linear(64, 64), process_group=group)
+    before, start = counts()["waiting"], time.monotonic()
+    for _ in range(STEPS):
+        loss = model(torch.ones(1, 64)).sum()
+        if dist.get_rank() == 1:
+            time.sleep(LATE_S)
+        loss.backward()
+    return counts()["waiting"] - before, time.monotonic() - start
+
+
+@pytest.mark.ranks(2)
+def test_waiting_for_futures(pool: RankPool) -> None:
+    """DDP waits for futures, which tell nobody of it."""
+    (punctual, took), (late, _) = pool.run(waited_in_steps)
+    assert 0.9 * STEPS * LATE_S <= punctual <= took
+    assert late <= 0.3 * STEPS * LATE_S
+
+
+def waited_by_threads() -> tuple[float, float]:
+    group = dist.new_group()
+    if dist.get_rank() == 1:
+        time.sleep(0.5)
+    work = dist.all_reduce(torch.ones(LARGE), group=group, async_op=True)
+    assert work is not None
+    threads = [threading.Thread(target=work.wait) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seen = counts()
+    return seen["waiting"], seen["elapsed"]
+
+
+@pytest.mark.ranks(2)
+def test_threads_that_wait_together(pool: RankPool) -> None:
+    """Their time is counted once."""
+    (waiting, elapsed), _ = pool.run(waited_by_threads)
+    assert 0.4 <= waiting <= elapsed
 
 
 # Small tensors in the sizes of a ResNet, and larger ones between them.

@@ -20,8 +20,11 @@ def statistics() -> list[dict[str, Any]]:
         frames, responses, tensors: how many; frames are all-to-all rounds of small messages;
         tensor_bytes, wire_bytes: of the tensors, and what this rank sent for them;
         fusion_buffer_bytes: the most that the fusion buffer has been;
-        elapsed, waiting: seconds since the group was made, and of them those that callers spent
-        waiting for its collectives;
+        elapsed: seconds since the group was made;
+        waiting: of them those in which at least one thread waited for operations of the group: it
+        was in a call that blocks, or it was the last that had asked for a future, as DDP does, this
+        was not complete, and the thread slept, for whatever reason. Of tensors on a device it is
+        not the time that they take, but until they are launched;
         rows: responses by size, each a dict of upto (bytes; None in the last), count, tensors,
         bytes, seconds, and rates (the sum over its responses of bytes per second).
     """

@@ -2,7 +2,9 @@
 
 #include <pthread.h>
 
+#include <cstdint>
 #include <fstream>
+#include <sstream>
 #include <string>
 
 namespace hvd {
@@ -14,6 +16,15 @@ namespace {
 /// each ThreadClock a system call.
 pid_t thread_of(clockid_t clock) {
   return ~(clock >> 3);
+}
+
+/// The first line of what the kernel tells of a thread.
+std::string line_of(clockid_t clock, const char* file) {
+  std::ifstream stream(
+      "/proc/self/task/" + std::to_string(thread_of(clock)) + '/' + file);
+  std::string line;
+  std::getline(stream, line);
+  return line;
 }
 
 } // namespace
@@ -33,13 +44,21 @@ ThreadClock::Time ThreadClock::now() const {
 }
 
 bool ThreadClock::is_asleep() const {
-  const auto thread = std::to_string(thread_of(id_));
-  std::ifstream file("/proc/self/task/" + thread + "/stat");
-  std::string line;
-  std::getline(file, line);
+  const auto line = line_of(id_, "stat");
   // The state follows the name, which is in brackets and may hold any.
   const auto name_end = line.rfind(')');
   return name_end != std::string::npos && line.compare(name_end, 3, ") S") == 0;
+}
+
+std::optional<ThreadClock::Time> ThreadClock::awake() const {
+  // Nanoseconds that it ran, which lag behind, and that it waited for a core.
+  std::istringstream line(line_of(id_, "schedstat"));
+  int64_t ran = 0;
+  int64_t waited = 0;
+  line >> ran >> waited;
+  const auto time = now();
+  return time == Time::max() ? std::nullopt
+                             : std::optional(time + Time(waited));
 }
 
 } // namespace hvd

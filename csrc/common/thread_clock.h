@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <ctime>
+#include <optional>
 
 namespace hvd {
 
@@ -20,6 +21,13 @@ class ThreadClock {
   /// Whether the thread waits for something else than a core. Reads a file of
   /// /proc, some 5 us; false where it tells nothing.
   bool is_asleep() const;
+
+  /// now(), and how long the thread has waited for a core: the rest of the time
+  /// it slept. Reads such a file; now() alone where it tells nothing; nothing
+  /// if the thread has ended.
+  std::optional<Time> awake() const;
+
+  bool operator==(const ThreadClock&) const = default; ///< of the same thread
 
  private:
   clockid_t id_;

@@ -108,7 +108,7 @@ void Engine::submit(const std::shared_ptr<Operation>& operation) {
 }
 
 void Engine::drive_until_done(const Operation& operation) {
-  const auto begin = Clock::now();
+  const auto call = waiting();
   Lock lock(mutex_);
   // Again each time round: others let in what this thread may have to start.
   for (start_all(lock); !operation.done; start_all(lock)) {
@@ -130,23 +130,27 @@ void Engine::drive_until_done(const Operation& operation) {
     }
   }
   wake_sleepers();
-  count_waiting(begin);
 }
 
 bool Engine::wait_until_done(const Operation& operation, Deadline deadline) {
   run_in_background(operation);
-  const auto begin = Clock::now();
+  const auto call = waiting();
   Lock lock(mutex_);
   start_all(lock);
   wake_sleepers();
-  const bool done =
-      progress_.wait_until(lock, deadline, [&] { return operation.done; });
-  count_waiting(begin);
-  return done;
+  return progress_.wait_until(lock, deadline, [&] { return operation.done; });
 }
 
-void Engine::count_waiting(Deadline begin) {
-  statistics_->add_waiting(seconds(Clock::now() - begin));
+WaitingTime::Call Engine::waiting() {
+  return WaitingTime::Call(statistics_->waiting());
+}
+
+void Engine::future_asked() {
+  statistics_->waiting().ask(/*by_engine=*/background_of_ != nullptr);
+}
+
+void Engine::future_answered() {
+  statistics_->waiting().answer();
 }
 
 void Engine::run_in_background(const Operation& operation) {

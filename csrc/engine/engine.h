@@ -87,6 +87,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// threads do not exist here, so it must never be destroyed.
   bool forked() const;
 
+  /// The calling thread has asked for a future that is not complete.
+  void future_asked();
+  /// It is about to be.
+  void future_answered();
+  /// While it lives, the calling thread waits for the group.
+  WaitingTime::Call waiting();
+
   /// Collectives submitted so far.
   uint64_t submitted();
 
@@ -135,7 +142,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void work_off(Lock& lock, Track& track);
   /// Called by who may have started something, and will not finish it now.
   void wake_sleepers(const Track* but = nullptr);
-  void count_waiting(Deadline begin);
   /// The items of a batch are done, or have failed.
   void settle(const Batch& batch, const std::exception_ptr& error);
   void record(const Batch& batch, bool framed);

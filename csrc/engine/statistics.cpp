@@ -31,11 +31,6 @@ void Statistics::add(const Response& response) {
   totals_.wire_bytes = static_cast<double>(response.sent_bytes);
 }
 
-void Statistics::add_waiting(double seconds) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  totals_.waiting += seconds;
-}
-
 void Statistics::grow_fusion_buffer(int64_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   totals_.fusion_buffer_bytes =
@@ -50,6 +45,7 @@ std::vector<Statistics::Row> Statistics::rows() {
 Statistics::Totals Statistics::totals() {
   std::lock_guard<std::mutex> lock(mutex_);
   Totals totals = totals_;
+  totals.waiting = seconds(waiting_.total());
   totals.elapsed = seconds(Clock::now() - born_);
   return totals;
 }

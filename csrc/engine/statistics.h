@@ -1,5 +1,6 @@
 #pragma once
 
+#include "engine/waiting_time.h"
 #include "transport/transport.h"
 
 #include <cstdint>
@@ -45,18 +46,20 @@ class Statistics {
     double wire_bytes = 0; ///< sent by this rank
     double fusion_buffer_bytes = 0; ///< the most it has been
     double elapsed = 0; ///< since the group was made
-    double waiting = 0; ///< of callers, for collectives
+    double waiting = 0; ///< see WaitingTime
   };
 
   /// `edges`: upper ends of the rows, in bytes, rising; a last row has no end.
   Statistics(std::string group, const std::vector<double>& edges);
 
   void add(const Response& response);
-  void add_waiting(double seconds);
   void grow_fusion_buffer(int64_t bytes);
 
   const std::string& group() const {
     return group_;
+  }
+  WaitingTime& waiting() {
+    return waiting_;
   }
   std::vector<Row> rows();
   Totals totals();
@@ -64,6 +67,7 @@ class Statistics {
  private:
   const std::string group_;
   const Deadline born_ = Clock::now();
+  WaitingTime waiting_;
   std::mutex mutex_;
   std::vector<Row> rows_;
   Totals totals_;
