@@ -104,7 +104,7 @@ class Contender:
 
 
 def sent_bytes() -> float:
-    """What this rank has sent through the groups of hvd that it has now."""
+    """What this rank has sent over the network, through all groups of hvd that it has made."""
     from torch_hvd import statistics
 
     return sum(group["wire_bytes"] for group in statistics())

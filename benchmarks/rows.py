@@ -36,7 +36,7 @@ class Row:
     confidence. `target` is the ratio to reach, if one was promised. `foreign` is the CPU time
     that other processes took meanwhile, in cores: well above 0, the row means little. `link` is
     the rate of the links between ranks, None for loopback; `wire_bytes` what each rank of the
-    backend sends in a call, on average, None where it does not tell.
+    backend sends over the network in a call, on average, None where it does not tell or sends none.
     """
 
     op: str

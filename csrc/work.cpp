@@ -211,6 +211,7 @@ MessageWork::MessageWork(
     engine_->abort(failure);
     std::rethrow_exception(backend_error(failure));
   }
+  engine_->message_called();
 }
 
 MessageWork::~MessageWork() {

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_hvd
-from calls import LARGE, SMALL, expect_error
+from calls import LARGE, SMALL, cpu_backend, expect_error
 from launch import launch
 from ranks import RankPool
 from torch_hvd import report
@@ -33,6 +33,12 @@ def counts() -> dict[str, Any]:
     return torch_hvd.statistics()[-1]
 
 
+def sent() -> tuple[float, float]:
+    """Over the network, and through shared memory."""
+    seen = counts()
+    return seen["wire_bytes"], seen["shared_memory_bytes"]
+
+
 @pytest.mark.ranks(2, 3)
 def test_lone_calls_have_no_extra_exchange() -> None:
     size = dist.get_world_size()
@@ -43,16 +49,58 @@ def test_lone_calls_have_no_extra_exchange() -> None:
     seen = counts()
     assert (seen["frames"], seen["responses"], seen["tensors"]) == (10, 10, 10)
     assert seen["tensor_bytes"] == 10 * tensor.nbytes
-    assert seen["wire_bytes"] == 10 * (FRAME_HEAD + tensor.nbytes) * (size - 1)
+    way, other = "wire_bytes", "shared_memory_bytes"
+    if cpu_backend(group).options.transport == "shm":
+        way, other = other, way
+    assert seen[way] == 10 * (FRAME_HEAD + tensor.nbytes) * (size - 1)
 
     dist.all_reduce(torch.ones(LARGE), group=group)
     after = counts()
     assert (after["frames"], after["responses"]) == (10, 11)
     # Shards out and sums back, and the longer ones where the size does not divide.
     least = 2 * 4 * LARGE * (size - 1) // size
-    assert 0 <= after["wire_bytes"] - seen["wire_bytes"] - least <= 4 * 2 * size
+    assert 0 <= after[way] - seen[way] - least <= 4 * 2 * size
+    assert after[other] == 0
     assert after["fusion_buffer_bytes"] == 0
     assert 0 < after["waiting"] < after["elapsed"]
+
+
+def saved_by_int8() -> tuple[float, float]:
+    """How many times fewer bytes go over the network, and through shared memory."""
+    before = []
+    for codec in ("none", "int8"):
+        group = dist.new_group(pg_options=torch_hvd.Options(compression=codec))
+        dist.all_reduce(torch.ones(1 << 20), group=group)
+        before.append(sent())
+    (wire, memory), (encoded_wire, encoded_memory) = before
+    return wire / encoded_wire, memory / encoded_memory
+
+
+def test_bytes_of_two_hosts_with_two_ranks() -> None:
+    """What goes through shared memory is counted apart, and not encoded."""
+    with RankPool(4, hosts=["one", "one", "other", "other"]) as pool:
+        for over_network, in_memory in pool.run(saved_by_int8):
+            assert over_network >= 3.9
+            assert in_memory == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("transport", ["shm", "tcp", "gloo", "mpi"])
+def test_messages_are_counted(transport: str) -> None:
+    """Also in a program that calls no collective."""
+    group = dist.new_group(pg_options=torch_hvd.Options(transport=transport))
+    rank = dist.get_rank()
+    before = sum(sent())
+    tensor = torch.full((1000,), float(rank))
+    for _ in range(3):
+        if rank == 0:
+            dist.send(tensor, 1, group=group)
+        else:
+            dist.recv(tensor, 0, group=group)
+    assert not tensor.any()
+    assert sum(sent()) - before == (3 * tensor.nbytes if rank == 0 else 0)
+    assert counts()["messages"] == 3
+    assert counts()["responses"] == 0
 
 
 STEPS, LATE_S = 8, 0.1

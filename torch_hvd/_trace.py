@@ -18,7 +18,11 @@ def statistics() -> list[dict[str, Any]]:
         For each group a dict of
         group: its name;
         frames, responses, tensors: how many; frames are all-to-all rounds of small messages;
-        tensor_bytes, wire_bytes: of the tensors, and what this rank sent for them;
+        tensor_bytes: of the tensors;
+        messages: calls of send and recv, which are no responses;
+        wire_bytes, shared_memory_bytes: what this rank has sent over the network, and through
+        memory to ranks of its host, messages and headers included; what MPI sends, or TCP or Gloo
+        by name, counts as network also inside a host;
         fusion_buffer_bytes: the most that the fusion buffer has been;
         elapsed: seconds since the group was made;
         waiting: of them those in which at least one thread waited for operations of the group: it

@@ -125,9 +125,11 @@ def stats_table(rank: int, group: Mapping[str, Any]) -> str:
     return "\n".join(
         [
             f"Rank {rank}, group {group['group']}: {group['tensors']} tensors in "
-            f"{group['responses']} responses, {group['frames']} of them frames.",
+            f"{group['responses']} responses, {group['frames']} of them frames; "
+            f"{group['messages']} messages.",
             f"{group['tensor_bytes'] / 1e6:.1f} MB of tensors, {group['wire_bytes'] / 1e6:.1f} MB "
-            f"sent; fusion buffer up to {group['fusion_buffer_bytes'] / 1e6:.1f} MB.",
+            f"sent over the network, {group['shared_memory_bytes'] / 1e6:.1f} MB through shared "
+            f"memory; fusion buffer up to {group['fusion_buffer_bytes'] / 1e6:.1f} MB.",
             f"{group['elapsed']:.2f} s in all: waiting for communication {group['waiting']:.2f} s, "
             f"everything else {computing:.2f} s.",
             "",
@@ -197,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise SystemExit(f"{options.folder} holds nothing of rank {options.rank}")
     for rank in ranks:
         for group in rank["groups"]:
-            if group["responses"]:
+            if group["responses"] or group["messages"]:
                 print(stats_table(rank["rank"], group))
     if options.plot:
         plot(ranks, options.plot)

@@ -40,7 +40,13 @@ Engine::Engine(
       frames_(*transport_, agreement_, *statistics_, settings.limits),
       large_(*transport_, agreement_, settings.limits),
       on_device_(*transport_, device_.get(), settings.limits, settings.check),
-      tracks_(tracks(device_ ? &on_device_ : nullptr, &frames_, &large_)) {}
+      tracks_(tracks(device_ ? &on_device_ : nullptr, &frames_, &large_)) {
+  statistics_->follow(transport_.get());
+}
+
+Engine::~Engine() {
+  statistics_->follow(nullptr);
+}
 
 Track& Engine::track_of(const Collective& collective) {
   if (collective.device_call) {
@@ -151,6 +157,10 @@ void Engine::future_asked() {
 
 void Engine::future_answered() {
   statistics_->waiting().answer();
+}
+
+void Engine::message_called() {
+  statistics_->add_message();
 }
 
 void Engine::run_in_background(const Operation& operation) {
@@ -319,7 +329,6 @@ void Engine::record(const Batch& batch, bool framed) {
     response.bytes += tensor_bytes(*item.collective);
   }
   response.seconds = seconds(batch.times.finished - batch.times.started);
-  response.sent_bytes = transport_->sent_bytes();
   statistics_->add(response);
 }
 

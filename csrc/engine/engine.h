@@ -42,7 +42,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
       const Settings& settings);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
-  ~Engine() = default;
+  ~Engine();
 
   /// Queues an operation. Throws, with nothing queued, if the group is closed,
   /// has failed, or belongs to a parent process.
@@ -93,6 +93,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void future_answered();
   /// While it lives, the calling thread waits for the group.
   WaitingTime::Call waiting();
+
+  /// One of the user's messages was called.
+  void message_called();
 
   /// Collectives submitted so far.
   uint64_t submitted();

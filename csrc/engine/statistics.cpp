@@ -13,6 +13,14 @@ Statistics::Statistics(std::string group, const std::vector<double>& edges)
   rows_.back().upto = std::numeric_limits<double>::infinity();
 }
 
+void Statistics::follow(const Transport* transport) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (transport_ != nullptr) {
+    totals_.sent = transport_->sent();
+  }
+  transport_ = transport;
+}
+
 void Statistics::add(const Response& response) {
   const auto bytes = static_cast<double>(response.bytes);
   std::lock_guard<std::mutex> lock(mutex_);
@@ -28,7 +36,11 @@ void Statistics::add(const Response& response) {
   ++totals_.responses;
   totals_.tensors += response.tensors;
   totals_.tensor_bytes += bytes;
-  totals_.wire_bytes = static_cast<double>(response.sent_bytes);
+}
+
+void Statistics::add_message() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ++totals_.messages;
 }
 
 void Statistics::grow_fusion_buffer(int64_t bytes) {
@@ -45,6 +57,9 @@ std::vector<Statistics::Row> Statistics::rows() {
 Statistics::Totals Statistics::totals() {
   std::lock_guard<std::mutex> lock(mutex_);
   Totals totals = totals_;
+  if (transport_ != nullptr) {
+    totals.sent = transport_->sent();
+  }
   totals.waiting = seconds(waiting_.total());
   totals.elapsed = seconds(Clock::now() - born_);
   return totals;

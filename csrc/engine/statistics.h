@@ -21,7 +21,6 @@ struct Response {
   size_t tensors = 0;
   double seconds = 0; ///< from start to outputs
   bool framed = false;
-  uint64_t sent_bytes = 0; ///< by this rank, with all before
 };
 
 /// Counts what a group sends. Times are in seconds.
@@ -43,7 +42,8 @@ class Statistics {
     uint64_t responses = 0;
     uint64_t tensors = 0;
     double tensor_bytes = 0;
-    double wire_bytes = 0; ///< sent by this rank
+    uint64_t messages = 0; ///< the user's, sent or to be received
+    Sent sent; ///< by this rank, messages too
     double fusion_buffer_bytes = 0; ///< the most it has been
     double elapsed = 0; ///< since the group was made
     double waiting = 0; ///< see WaitingTime
@@ -52,7 +52,12 @@ class Statistics {
   /// `edges`: upper ends of the rows, in bytes, rising; a last row has no end.
   Statistics(std::string group, const std::vector<double>& edges);
 
+  /// Asks `transport` what was sent whenever somebody wants to know; null: from
+  /// now on there is none.
+  void follow(const Transport* transport);
+
   void add(const Response& response);
+  void add_message();
   void grow_fusion_buffer(int64_t bytes);
 
   const std::string& group() const {
@@ -71,6 +76,7 @@ class Statistics {
   std::mutex mutex_;
   std::vector<Row> rows_;
   Totals totals_;
+  const Transport* transport_ = nullptr;
 };
 
 } // namespace hvd

@@ -148,6 +148,7 @@ RequestPtr GlooTransport::exchange_frames(
 
 RequestPtr GlooTransport::send(const at::Tensor& buffer, int peer, int tag) {
   std::vector<at::Tensor> one{buffer};
+  sent_bytes_ += buffer.nbytes();
   return std::make_unique<GlooRequest>(
       kSend, peer, guarded(kSend, peer, kNever, [&] {
         return gloo_->send(one, peer, tag);

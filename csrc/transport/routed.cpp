@@ -58,8 +58,9 @@ bool RoutedTransport::is_gone(int peer) const {
                                 : far_->is_gone(peer);
 }
 
-uint64_t RoutedTransport::sent_bytes() const {
-  return far_->sent_bytes() + (near_ ? near_->sent_bytes() : 0);
+Sent RoutedTransport::sent() const {
+  return {
+      far_->sent().network, near_ ? near_->sent().shared_memory : uint64_t{0}};
 }
 
 bool RoutedTransport::is_near(int peer) const {

@@ -34,7 +34,7 @@ class RoutedTransport final : public Transport {
     return far_->moves_by_itself();
   }
   bool is_gone(int peer) const override;
-  uint64_t sent_bytes() const override;
+  Sent sent() const override;
   RequestPtr exchange(
       const std::vector<Transfer>& sends,
       const std::vector<Transfer>& receives,

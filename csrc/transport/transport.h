@@ -72,6 +72,12 @@ struct Transfer {
   at::Tensor buffer;
 };
 
+/// Bytes that a rank has sent.
+struct Sent {
+  uint64_t network = 0;
+  uint64_t shared_memory = 0; ///< to ranks of its host
+};
+
 /// Moves flat, contiguous buffers between the ranks of one group.
 ///
 /// Threads: every member may be called from any thread; but the ranks must
@@ -132,9 +138,9 @@ class Transport {
     return std::clamp(16 / std::max(size_ - 1, 1), 2, 8);
   }
 
-  /// Sent in exchanges so far, by whatever way.
-  virtual uint64_t sent_bytes() const {
-    return sent_bytes_;
+  /// So far.
+  virtual Sent sent() const {
+    return shares_memory() ? Sent{0, sent_bytes_} : Sent{sent_bytes_, 0};
   }
 
   /// Host memory for what arrives and is not the caller's.

@@ -312,7 +312,7 @@ void test_ahead() {
   std::thread second([&] { one.finish_one(); });
   // Half of a tensor in each stage, and a number.
   constexpr uint64_t kAll = kCalls * (kCount * sizeof(float) + sizeof(int64_t));
-  while (one.transport.sent_bytes() < kAll) {
+  while (one.transport.sent().network < kAll) {
     REQUIRE(Clock::now() < one.track.started.back().deadline);
     std::this_thread::yield();
   }

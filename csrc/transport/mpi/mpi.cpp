@@ -207,6 +207,7 @@ RequestPtr MpiTransport::start_users(Post post) {
 
 RequestPtr MpiTransport::send(const at::Tensor& buffer, int peer, int tag) {
   return start_users([&](Pending& pending) {
+    sent_bytes_ += buffer.nbytes();
     pending.send(buffer, peer, tag, Messages::kMostBytes);
   });
 }
