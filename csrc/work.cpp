@@ -225,9 +225,12 @@ MessageWork::~MessageWork() {
                request = std::shared_ptr<Request>(std::move(request_)),
                call,
                rank = rank_,
+               bytes = static_cast<int64_t>(buffer_.nbytes()),
+               submitted = submitted_,
                deadline = Clock::now() + timeout_](const auto& /*over*/) {
     try {
       request->wait(deadline);
+      engine->message_done(call, bytes, submitted);
     } catch (const std::exception& e) {
       engine->abort(describe_failure(call, rank, e));
     }
@@ -255,6 +258,10 @@ void MessageWork::wait_until(
       at::AutoDispatchBelowADInplaceOrView untracked;
       tensor_.copy_(buffer_);
     }
+    engine_->message_done(
+        describe(type_, peer_),
+        static_cast<int64_t>(buffer_.nbytes()),
+        submitted_);
   } catch (const std::exception& e) {
     failure = describe_failure(describe(type_, peer_), rank_, e);
   }

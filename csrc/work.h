@@ -126,6 +126,7 @@ class MessageWork final : public WorkHVD {
   const at::Tensor buffer_;
   const at::Tensor tensor_;
   const std::chrono::milliseconds timeout_;
+  const Deadline submitted_ = Clock::now();
   std::timed_mutex request_mutex_; ///< held while waiting; before mutex_
   RequestPtr request_;
   std::once_flag waited_apart_;

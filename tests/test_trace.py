@@ -233,6 +233,11 @@ def traced(folder: str) -> int:
         assert work is not None
         work.wait()
     dist.broadcast(torch.ones(LARGE), src=0, group=group)
+    rank = dist.get_rank()
+    if rank == 0:
+        dist.send(torch.ones(SMALL), 1, group=group)
+    elif rank == 1:
+        dist.recv(torch.ones(SMALL), 0, group=group)
     dist.barrier(group=group)
     torch_hvd.stop_timeline()
     torch_hvd.stop_timeline()
@@ -240,6 +245,7 @@ def traced(folder: str) -> int:
     return len(works) + 2
 
 
+MESSAGES = {0: ["send to rank 1"], 1: ["recv from rank 0"]}  # beside those
 STAGES = ["agree", "pack", "exchange", "unpack", "complete"]
 
 
@@ -265,6 +271,12 @@ def test_timeline(pool: RankPool, tmp_path: Path) -> None:
         nests: dict[str, list[report.Event]] = {}
         for event in of_rank[1:]:
             nests.setdefault(event["id"], []).append(event)
+        messages = [nests.pop(name) for name in list(nests) if len(nests[name]) == 2]
+        assert [begin["name"] for begin, _ in messages] == MESSAGES.get(rank, [])
+        for begin, end in messages:
+            assert (begin["ph"], end["ph"]) == ("b", "e")
+            assert begin["ts"] <= end["ts"]
+            assert begin["args"]["bytes"] == 4 * SMALL
         assert len(nests) == made[rank], "an operation is missing"
         for nest in nests.values():
             check_nest(nest)

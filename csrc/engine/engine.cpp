@@ -163,6 +163,16 @@ void Engine::message_called() {
   statistics_->add_message();
 }
 
+void Engine::message_done(
+    const std::string& name,
+    int64_t bytes,
+    Deadline submitted) {
+  if (Timeline::instance().is_on()) {
+    Timeline::instance().add_message(
+        witness_.group(), transport_->name(), name, bytes, submitted);
+  }
+}
+
 void Engine::run_in_background(const Operation& operation) {
   Lock lock(mutex_);
   for (const auto& collective : operation.collectives) {

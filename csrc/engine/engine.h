@@ -96,6 +96,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   /// One of the user's messages was called.
   void message_called();
+  /// It is done; `name`: as people read it.
+  void message_done(const std::string& name, int64_t bytes, Deadline submitted);
 
   /// Collectives submitted so far.
   uint64_t submitted();

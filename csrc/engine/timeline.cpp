@@ -15,6 +15,52 @@ double microseconds(Deadline time) {
       .count();
 }
 
+/// One operation in the picture: a nest of asynchronous slices with an id of
+/// its own.
+class Nest {
+ public:
+  Nest(const std::string& group, const std::string& id, int rank) {
+    same_ << "\",\"cat\":\"group " << group << "\",\"pid\":" << rank
+          << ",\"tid\":0,\"id\":\"" << group << '/' << id << "\",\"ts\":";
+    text_ << std::fixed << std::setprecision(3);
+  }
+
+  /// `details`: members of a JSON object.
+  void begin(
+      const std::string& name,
+      Deadline time,
+      const std::string& details = "") {
+    slice('b', name, time);
+    if (!details.empty()) {
+      text_ << ",\"args\":{" << details << '}';
+    }
+    text_ << '}';
+  }
+
+  void end(const std::string& name, Deadline time) {
+    slice('e', name, time);
+    text_ << '}';
+  }
+
+  std::string text() const {
+    return text_.str();
+  }
+
+ private:
+  void slice(char phase, const std::string& name, Deadline time) {
+    text_ << ",\n{\"ph\":\"" << phase << "\",\"name\":\"" << name << same_.str()
+          << microseconds(time);
+  }
+
+  std::ostringstream same_; ///< in all of them, but for the time
+  std::ostringstream text_;
+};
+
+std::string details_of(int64_t bytes, const char* transport) {
+  return "\"bytes\":" + std::to_string(bytes) + ",\"transport\":\"" +
+      transport + '"';
+}
+
 } // namespace
 
 Timeline& Timeline::instance() {
@@ -24,6 +70,11 @@ Timeline& Timeline::instance() {
 }
 
 void Timeline::start(const std::string& path, int rank) {
+  if (on_ && !is_on()) {
+    throw std::runtime_error(
+        "hvd: this process was forked while a timeline was being written, so "
+        "it cannot write one");
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   if (on_) {
     throw std::runtime_error(
@@ -43,10 +94,14 @@ void Timeline::start(const std::string& path, int rank) {
     throw std::runtime_error("hvd: cannot write the timeline " + path);
   }
   rank_ = rank;
+  fork_depth_ = fork_depth();
   on_ = true;
 }
 
 void Timeline::stop() {
+  if (!is_on()) {
+    return; // nor take a lock that a thread of the parent may have held
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   if (on_.exchange(false)) {
     file_ << "\n]\n";
@@ -66,35 +121,41 @@ void Timeline::add(
        {"exchange", times.exchanged},
        {"unpack", times.finished},
        {"complete", done}}};
-  // One collective is a nest of asynchronous slices with an id of its own.
-  std::ostringstream text;
-  text << std::fixed << std::setprecision(3);
-  const auto slice = [&](char phase, const std::string& name, Deadline time) {
-    text << ",\n{\"ph\":\"" << phase << "\",\"cat\":\"group " << group
-         << "\",\"name\":\"" << name << "\",\"pid\":" << rank_
-         << ",\"tid\":0,\"id\":\"" << group << '/' << collective.seq
-         << "\",\"ts\":" << microseconds(time);
-  };
   const std::string name = collective.signature.describe();
-  slice('b', name, times.submitted);
-  text << ",\"args\":{\"seq\":" << collective.seq
-       << ",\"bytes\":" << tensor_bytes(collective)
-       << ",\"batch\":" << times.batch << ",\"transport\":\"" << transport
-       << "\"}}";
+  const std::string seq = std::to_string(collective.seq);
+  Nest nest(group, seq, rank_);
+  nest.begin(
+      name,
+      times.submitted,
+      "\"seq\":" + seq + ",\"batch\":" + std::to_string(times.batch) + ',' +
+          details_of(tensor_bytes(collective), transport));
   Deadline begin = times.submitted;
   for (const auto& [stage, end] : stages) {
-    slice('b', stage, begin);
-    text << '}';
-    slice('e', stage, end);
-    text << '}';
+    nest.begin(stage, begin);
+    nest.end(stage, end);
     begin = end;
   }
-  slice('e', name, done);
-  text << '}';
+  nest.end(name, done);
+  write(nest.text());
+}
 
+void Timeline::add_message(
+    const std::string& group,
+    const char* transport,
+    const std::string& name,
+    int64_t bytes,
+    Deadline submitted) {
+  const auto done = Clock::now();
+  Nest nest(group, "message " + std::to_string(messages_++), rank_);
+  nest.begin(name, submitted, details_of(bytes, transport));
+  nest.end(name, done);
+  write(nest.text());
+}
+
+void Timeline::write(const std::string& text) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (on_) {
-    file_ << text.str();
+    file_ << text;
   }
 }
 

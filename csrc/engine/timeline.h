@@ -1,6 +1,7 @@
 #pragma once
 
 #include "common/collective.h"
+#include "common/fork.h"
 #include "transport/transport.h"
 
 #include <atomic>
@@ -36,8 +37,9 @@ class Timeline {
   /// Ends the file. Does nothing if none is open.
   void stop();
 
+  /// Not in a child that was forked: the file is its parent's.
   bool is_on() const {
-    return on_;
+    return on_ && fork_depth() == fork_depth_;
   }
 
   /// Writes a collective that is complete at this moment.
@@ -47,8 +49,20 @@ class Timeline {
       const Collective& collective,
       const Times& times);
 
+  /// Writes one of the user's messages that is done at this moment.
+  void add_message(
+      const std::string& group,
+      const char* transport,
+      const std::string& name,
+      int64_t bytes,
+      Deadline submitted);
+
  private:
+  void write(const std::string& text);
+
   std::atomic<bool> on_{false};
+  std::atomic<int> fork_depth_{0}; ///< where it was started
+  std::atomic<uint64_t> messages_{0};
   std::mutex mutex_;
   std::ofstream file_;
   int rank_ = 0;
