@@ -204,11 +204,12 @@ PYBIND11_MODULE(_C, m) {
   });
   m.def(
       "start_timeline",
-      [](const std::string& path, int rank) {
-        hvd::Timeline::instance().start(path, rank);
+      [](const std::string& path, int rank, const std::string& run) {
+        hvd::Timeline::instance().start(path, rank, run);
       },
       py::arg("path"),
-      py::arg("rank"));
+      py::arg("rank"),
+      py::arg("run"));
   m.def("stop_timeline", [] { hvd::Timeline::instance().stop(); });
 
   hvd::bind_codecs(m);

@@ -309,7 +309,69 @@ def test_timeline_of_a_rank_that_died(tmp_path: Path) -> None:
     assert names == ["process_name", "a", "process_name"]
 
 
-@pytest.mark.parametrize("name", ["HVD_TIMELINE", "HOROVOD_TIMELINE"])
+FORKS = """
+dist.all_reduce(torch.ones(4))
+if os.fork() == 0:
+    sys.exit()  # runs what was registered with atexit
+os.wait()
+print(open(f"{os.environ['HVD_STATS']}/rank-{rank}.json").read())
+dist.all_reduce(torch.ones(4))
+"""
+
+
+def test_forked_child_that_exits(tmp_path: Path) -> None:
+    """It writes neither to its parent's timeline nor its statistics."""
+    ended = launch(FORKS, 2, env={"HVD_TIMELINE": str(tmp_path), "HVD_STATS": str(tmp_path / "s")})
+    for rank, process in enumerate(ended):
+        assert process.returncode == 0, process.stderr
+        assert json.loads(process.stdout)["groups"] == []
+        events = json.loads((tmp_path / f"rank-{rank}.json").read_text())
+        names = Counter(e["name"] for e in events if e["ph"] == "b" and "args" in e)
+        assert names["all_reduce(float32[4], SUM)"] == 2
+        groups = json.loads((tmp_path / "s" / f"rank-{rank}.json").read_text())["groups"]
+        assert groups[0]["tensors"] == 2
+
+
+AGAIN = """
+dist.all_reduce(torch.ones(4))
+dist.destroy_process_group()
+store = dist.FileStore(os.environ["AGAIN"], size)
+dist.init_process_group("hvd", store=store, rank=rank, world_size=size)
+dist.all_reduce(torch.ones(4))
+"""
+
+
+def test_ids_are_unique(tmp_path: Path) -> None:
+    """Also where a program destroys its group and makes a new one; on all ranks they are alike."""
+    folder = tmp_path / "timeline"
+    ended = launch(AGAIN, 2, env={"HVD_TIMELINE": str(folder), "AGAIN": str(tmp_path / "store")})
+    assert [process.returncode for process in ended] == [0, 0], ended[0].stderr
+    ids = [
+        [e["id"] for e in report._load_events(path) if e["ph"] == "b" and "args" in e]
+        for path in (folder / "rank-0.json", folder / "rank-1.json")
+    ]
+    assert len(ids[0]) == len(set(ids[0])) == 2
+    assert ids[0] == ids[1]
+
+
+def test_files_of_an_earlier_run(tmp_path: Path) -> None:
+    """A run of fewer ranks leaves files of the one before; they are not mixed with its own."""
+    environment = {name: str(tmp_path / name) for name in ("HVD_STATS", "HVD_TIMELINE")}
+    for size in (3, 2):
+        ended = launch("dist.all_reduce(torch.ones(4))", size, env=environment)
+        assert [process.returncode for process in ended] == size * [0], ended[0].stderr
+    for command, name in (("stats", "HVD_STATS"), ("timeline", "HVD_TIMELINE")):
+        with pytest.raises(
+            SystemExit,
+            match=r"files of several runs: rank-0\.json, rank-1\.json of world size 2, .*; "
+            r"rank-2\.json of world size 3, ",
+        ):
+            report.main([command, environment[name]])
+        (tmp_path / name / "rank-2.json").unlink()
+        report.main([command, environment[name]])
+
+
+@pytest.mark.parametrize("name", ["HVD_TIMELINE", "HOROVOD_TIMELINE", "HVD_STATS"])
 def test_a_folder_that_is_a_file(name: str, tmp_path: Path) -> None:
     """As Horovod's timeline was: every rank hears of it when the group is made."""
     file = tmp_path / "timeline.json"

@@ -250,8 +250,13 @@ def override_compression(name: str | None) -> str | None:
 def statistics() -> list[dict[str, Any]]:
     """What each group of this process has counted; see `torch_hvd.statistics`."""
 
-def start_timeline(path: str, rank: int) -> None:
-    """Write the timeline of this process to the file `path`. RuntimeError if that cannot be."""
+def start_timeline(path: str, rank: int, run: str) -> None:
+    """Write the timeline of this process to the file `path`. RuntimeError if that cannot be.
+
+    Args:
+        rank: what the process is called in the picture.
+        run: what the files of one run have in common.
+    """
 
 def stop_timeline() -> None:
     """End the timeline's file, if one is open."""

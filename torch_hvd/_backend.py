@@ -10,7 +10,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from torch_hvd import _log, _nccl, _rendezvous, _settings, _shm, _trace, _transport
+from torch_hvd import _log, _names, _nccl, _rendezvous, _settings, _shm, _trace, _transport
 from torch_hvd._load import _C
 
 
@@ -64,7 +64,8 @@ def create(opts: Any, pg_options: Any) -> Any:
         _rendezvous.check(os.environ)
         _log.begin(os.environ)
         ranks = opts.global_ranks_in_group
-        _trace.begin(os.environ, ranks[rank] if ranks else rank)
+        run = _names.of_run(opts.store, size)
+        _trace.begin(os.environ, ranks[rank] if ranks else rank, run)
     except ValueError as error:
         _settings.refuse(error, store, rank)
         raise
@@ -85,9 +86,8 @@ def create(opts: Any, pg_options: Any) -> Any:
         if device:
             chosen += f"; {_nccl.DEVICE} tensors by {device.name}"
         _log.logger.info("hvd: group %s, %s", opts.group_id, chosen)
-    group = _C.ProcessGroupHVD(
-        store, connection.transport, device, options, options.group_name, stats_edges
-    )
+    name = _names.of_group(options.group_name, store, rank, size)
+    group = _C.ProcessGroupHVD(store, connection.transport, device, options, name, stats_edges)
     _join_last(store, rank, size, opts.timeout)
     return group
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,57 +46,83 @@ def start_timeline(path: str | os.PathLike[str]) -> None:
         OSError: `path` is no folder that can be written.
         RuntimeError: a timeline is being written already, or the file cannot be written.
     """
-    _start_timeline(path, _rank())
+    _start_timeline(path)
 
 
 def stop_timeline() -> None:
-    """End the timeline; without effect if there is none."""
+    """End the timeline; without effect if there is none, or in a forked child."""
     _C.stop_timeline()
 
 
-def begin(environ: Any, rank: int) -> None:
-    """Start what `HVD_TIMELINE` asks for; called when a group is made. `rank`: the global one.
+def begin(environ: Any, rank: int, run: str) -> None:
+    """Start what `HVD_TIMELINE` and `HVD_STATS` ask for; called when a group is made.
+
+    Args:
+        environ: the environment.
+        rank: the global one.
+        run: see `_names.of_run`.
 
     Raises:
         ValueError: names the variable whose folder cannot be written.
     """
-    global _global_rank, _timeline_begun
-    if _global_rank is None:
-        _global_rank = rank
-    names = ("HVD_TIMELINE", "HOROVOD_TIMELINE")
-    name = next((name for name in names if environ.get(name)), None)
-    if name and not _timeline_begun:
-        path = environ[name]
-        try:
-            _start_timeline(path, _rank())
-        except (OSError, RuntimeError) as error:
-            raise ValueError(
-                f"{name} is {path!r}; allowed is a folder that can be written: {error}"
-            ) from error
-        _timeline_begun = True
+    global _process
+    if _process is None:
+        _process = _Process(os.getpid(), rank, run)
+    for names, start in (
+        (("HVD_TIMELINE", "HOROVOD_TIMELINE"), _start_timeline),
+        (("HVD_STATS",), _start_statistics),
+    ):
+        name = next((name for name in names if environ.get(name)), None)
+        if name and start not in _begun:
+            try:
+                start(environ[name])
+            except (OSError, RuntimeError) as error:
+                raise ValueError(
+                    f"{name} is {environ[name]!r}; allowed is a folder that can be written: {error}"
+                ) from error
+            _begun.add(start)
 
 
 def end() -> None:
     """Write what `HVD_STATS` asks for and end the timeline; called when the process ends."""
     _C.stop_timeline()
-    path = os.environ.get("HVD_STATS")
-    groups = _C.statistics()
-    if path and groups:
-        folder = Path(path)
-        folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"rank": _rank(), "groups": groups}, indent=1)
-        (folder / f"rank-{_rank()}.json").write_text(text)
+    # A child that was forked comes here, too, where it ends as a program does.
+    if _process and _process.pid == os.getpid() and _process.statistics:
+        _write_statistics(_process, _process.statistics)
 
 
-_global_rank: int | None = None
-_timeline_begun = False
+@dataclass
+class _Process:
+    """This process, as it was when it made its first group."""
+
+    pid: int
+    rank: int
+    run: str
+    statistics: Path | None = None  # where they go at the end
 
 
-def _rank() -> int:
-    return int(os.environ.get("RANK", 0)) if _global_rank is None else _global_rank
+_process: _Process | None = None
+_begun: set[Callable[[str], None]] = set()
 
 
-def _start_timeline(path: str | os.PathLike[str], rank: int) -> None:
-    folder = Path(path)
+def _file(path: str | os.PathLike[str], rank: int) -> Path:
+    folder = Path(path).absolute()  # the program may go elsewhere
     folder.mkdir(parents=True, exist_ok=True)
-    _C.start_timeline(str(folder / f"rank-{rank}.json"), rank)
+    return folder / f"rank-{rank}.json"
+
+
+def _start_timeline(path: str | os.PathLike[str]) -> None:
+    rank, run = (_process.rank, _process.run) if _process else (int(os.environ.get("RANK", 0)), "")
+    _C.start_timeline(str(_file(path, rank)), rank, run)
+
+
+def _start_statistics(path: str) -> None:
+    assert _process
+    file = _file(path, _process.rank)
+    _write_statistics(_process, file)  # at the end it would be too late to find that it cannot be
+    _process.statistics = file
+
+
+def _write_statistics(process: _Process, file: Path) -> None:
+    content = {"rank": process.rank, "run": process.run, "groups": _C.statistics()}
+    file.write_text(json.dumps(content, indent=1))

@@ -7,20 +7,32 @@ python -m torch_hvd.report stats DIR [--rank N] [--plot FILE.png]
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 Event = dict[str, Any]
+T = TypeVar("T")
 
 
-def _rank_files(folder: Path) -> list[Path]:
+def _of_ranks(folder: Path, load: Callable[[Path], T], run_of: Callable[[T], Any]) -> list[T]:
+    """What each rank of a run has left in the folder."""
     files = sorted(folder.glob("rank-*.json"), key=lambda path: int(path.stem.split("-")[1]))
     if not files:
         raise SystemExit(
             f"{folder} holds no rank-N.json; was it given as HVD_TIMELINE or HVD_STATS?"
         )
-    return files
+    loaded = [load(path) for path in files]
+    runs: dict[Any, list[str]] = {}
+    for path, content in zip(files, loaded, strict=True):
+        runs.setdefault(run_of(content), []).append(path.name)
+    if len(runs) > 1:
+        found = "; ".join(f"{', '.join(names)} of {run}" for run, names in runs.items())
+        raise SystemExit(
+            f"{folder} holds files of several runs: {found}. Remove those of other runs, and give "
+            "each run a folder of its own."
+        )
+    return loaded
 
 
 def _load_events(path: Path) -> list[Event]:
@@ -68,7 +80,7 @@ def clock_offset(reference: Sequence[Event], events: Sequence[Event]) -> float:
 
 def merge_timelines(folder: Path) -> list[Event]:
     """The events of all ranks on the clock of the lowest one, from zero."""
-    ranks = [_load_events(path) for path in _rank_files(folder)]
+    ranks = _of_ranks(folder, _load_events, lambda events: events[0]["args"].get("run"))
     merged = []
     for events in ranks:
         offset = clock_offset(ranks[0], events) if events is not ranks[0] else 0.0
@@ -192,7 +204,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         target.write_text(json.dumps(merge_timelines(options.folder)))
         print(f"{target}: open it in ui.perfetto.dev or chrome://tracing")
         return
-    ranks = [json.loads(path.read_text()) for path in _rank_files(options.folder)]
+    ranks = _of_ranks(
+        options.folder, lambda path: json.loads(path.read_text()), lambda rank: rank["run"]
+    )
     if options.rank is not None:
         ranks = [rank for rank in ranks if rank["rank"] == options.rank]
         if not ranks:

@@ -69,7 +69,10 @@ Timeline& Timeline::instance() {
   return timeline;
 }
 
-void Timeline::start(const std::string& path, int rank) {
+void Timeline::start(
+    const std::string& path,
+    int rank,
+    const std::string& run) {
   if (on_ && !is_on()) {
     throw std::runtime_error(
         "hvd: this process was forked while a timeline was being written, so "
@@ -86,7 +89,7 @@ void Timeline::start(const std::string& path, int rank) {
       std::chrono::system_clock::now().time_since_epoch());
   file_ << std::fixed << std::setprecision(3)
         << "[{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":" << rank
-        << ",\"args\":{\"name\":\"rank " << rank
+        << ",\"args\":{\"name\":\"rank " << rank << "\",\"run\":\"" << run
         << "\",\"wall_clock_offset_us\":"
         << wall.count() - microseconds(Clock::now()) << "}}" << std::flush;
   if (!file_) {

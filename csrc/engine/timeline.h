@@ -30,9 +30,10 @@ class Timeline {
  public:
   static Timeline& instance();
 
-  /// Writes to `path` from now on. `rank`: the process in the picture. Throws
-  /// if the file cannot be written.
-  void start(const std::string& path, int rank);
+  /// Writes to `path` from now on. `rank`: the process in the picture. `run`:
+  /// what files that belong together have in common. Throws if the file cannot
+  /// be written.
+  void start(const std::string& path, int rank, const std::string& run);
 
   /// Ends the file. Does nothing if none is open.
   void stop();
