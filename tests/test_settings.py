@@ -101,6 +101,13 @@ def test_bad_variable(variable: str, value: str, allowed: str) -> None:
     assert allowed in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["nan", "1,nan", "1,inf", "2,1", "1,1", "0,1", "-1", "", "1;2"])
+def test_bad_edges(text: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        _settings.stats_edges({"HVD_STATS_EDGES": text})
+    assert f"HVD_STATS_EDGES is {text!r}; allowed are rising numbers of MB" in str(caught.value)
+
+
 def test_bad_launcher() -> None:
     for value in ("off", "slurm"):
         with pytest.raises(ValueError, match=f"HVD_LAUNCHER is '{value}'; allowed is none"):

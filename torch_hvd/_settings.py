@@ -3,6 +3,7 @@
 A value in `torch_hvd.Options` wins, then `HVD_*`, then `HOROVOD_*` where Horovod has the switch.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -201,7 +202,7 @@ def stats_edges(environ: Mapping[str, str]) -> list[float]:
     """Upper ends, in bytes, of the rows of the response statistics, from `HVD_STATS_EDGES` in MB.
 
     Raises:
-        ValueError: the variable is not a rising list of positive numbers.
+        ValueError: the variable is not a rising list of positive, finite numbers.
     """
     text = environ.get("HVD_STATS_EDGES")
     if text is None:
@@ -210,7 +211,7 @@ def stats_edges(environ: Mapping[str, str]) -> list[float]:
         edges = [1e6 * float(part) for part in text.split(",")]
     except ValueError:
         edges = []
-    if not edges or edges[0] <= 0 or edges != sorted(set(edges)):
+    if edges[:1] <= [0] or edges != sorted(set(edges)) or not all(map(math.isfinite, edges)):
         raise ValueError(
             f"HVD_STATS_EDGES is {text!r}; allowed are rising numbers of MB, as in 0.001,1,10,100"
         )
