@@ -371,6 +371,34 @@ def test_files_of_an_earlier_run(tmp_path: Path) -> None:
         report.main([command, environment[name]])
 
 
+def test_plot(tmp_path: Path) -> None:
+    """A bar for each size that has responses, of each rank; the groups of a rank are one."""
+    from matplotlib import image, pyplot
+
+    counts = [[(3, 1.0), (0, 0.0), (2, 4.0)], [(1, 2.0), (0, 0.0), (5, 0.5)]]
+    for rank, of_rank in enumerate(counts):
+        uptos = (1e3, 1e6, None)
+        rows = [
+            {"upto": upto, "count": count, "seconds": seconds}
+            for upto, (count, seconds) in zip(uptos, of_rank, strict=True)
+        ]
+        group = {"responses": 0, "messages": 0, "rows": rows}  # 0: it need not be printed
+        text = json.dumps({"rank": rank, "run": "", "groups": [group, group]})
+        (tmp_path / f"rank-{rank}.json").write_text(text)
+    file = tmp_path / "stats.png"
+    report.main(["stats", str(tmp_path), "--plot", str(file)])
+
+    assert image.imread(file).shape == (600, 800, 4)
+    figure: Any = pyplot.gcf()
+    responses, seconds = figure.axes
+    assert [bar.get_height() for bar in responses.patches] == [6, 4, 2, 10]
+    assert [bar.get_height() for bar in seconds.patches] == [2.0, 8.0, 4.0, 1.0]
+    sizes = [label.get_text() for label in seconds.get_xticklabels()]
+    assert sizes == ["(0, 1 KB]", "> 1 MB"]
+    assert [text.get_text() for text in responses.get_legend().get_texts()] == ["rank 0", "rank 1"]
+    pyplot.close("all")
+
+
 @pytest.mark.parametrize("name", ["HVD_TIMELINE", "HOROVOD_TIMELINE", "HVD_STATS"])
 def test_a_folder_that_is_a_file(name: str, tmp_path: Path) -> None:
     """As Horovod's timeline was: every rank hears of it when the group is made."""
