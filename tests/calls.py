@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import pytest
@@ -66,6 +67,17 @@ def together(calls: Mapping[str, Callable[[], Result]]) -> dict[str, Result]:
     for name, error in failed.items():
         raise AssertionError(f"{name} (of {list(failed)}): {error}") from error
     return {name: future.result() for name, future in futures.items()}
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Those variables are set meanwhile, none of which is now."""
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            del os.environ[name]
 
 
 def cpu_backend(group: dist.ProcessGroup | None = None) -> Any:

@@ -59,7 +59,7 @@ def plain(kind: str, mpirun: str, size: int, *more: str) -> list[str]:
 def environment(more: Mapping[str, str] | None = None) -> tuple[dict[str, str], str]:
     """An environment for a job, and a token in it that `left_of` knows its processes by."""
     token = uuid.uuid4().hex
-    ours = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "HVD_TEST_TOKEN": token}
+    ours = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "TEST_TOKEN": token}
     ours["PYTHONUNBUFFERED"] = ""  # so that a line is one write
     return {**os.environ, **ours, **(more or {})}, token
 

@@ -88,6 +88,21 @@ def test_levels() -> None:
 def test_level_that_is_none() -> None:
     """An error at init, on every rank."""
     for rank in launch("", 2, env={"HVD_LOG": "loud"}):
+def test_line_of_a_codec_that_is_not_used() -> None:
+    env = {"HVD_LOG": "info", "HVD_TRANSPORT": "shm", "HVD_COMPRESSION": "int8"}
+    (first, second), others = said(**env)
+    for line in (first, second):
+        assert line.endswith("; HVD_COMPRESSION=int8 compresses nothing, all ranks share memory")
+    assert others == []
+
+
+@pytest.mark.parametrize("log", [{}, {"HVD_LOG": "warning"}], ids=str)
+def test_warning_of_a_name_that_is_no_setting(log: dict[str, str]) -> None:
+    """Once, from the first rank, for all its groups."""
+    line = "hvd: HVD_COMPRESION is no setting of hvd; HVD_COMPRESSION is"
+    assert said(HVD_COMPRESION="int8", **log) == [[line], []]
+
+
         assert rank.returncode == 1
         assert "HVD_LOG is 'loud'; allowed is warning or info" in rank.stderr
 
@@ -130,6 +145,7 @@ def test_table_of_shared_memory(tmp_path: Path) -> None:
     without = "yes, without cross-memory attach: HVD_CMA is 0"
     assert facts(tmp_path, HVD_CMA="0")["shm"] == without
     assert facts(tmp_path, HVD_CMA="x")["shm"] == "no: HVD_CMA is 'x'; allowed is 0 or 1"
+        HVD_TIMELIN="out",
 
 
 def test_table_of_mpi(tmp_path: Path) -> None:
@@ -137,6 +153,7 @@ def test_table_of_mpi(tmp_path: Path) -> None:
     assert found.startswith("no: no libmpi can be opened: /nowhere/libmpi.so: cannot open")
 
 
+    assert found["HVD_TIMELIN"] == "no setting of hvd; HVD_TIMELINE is"
 @needs_mpich
 def test_table_of_mpich(tmp_path: Path) -> None:
     found = facts(tmp_path, HVD_LIBMPI=str(MPICH_ABI))["mpi"]

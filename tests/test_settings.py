@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 import torch_hvd
-from calls import check_group, cpu_backend
+from calls import check_group, cpu_backend, environment
 from ranks import RankPool, bare_store
 from torch_hvd import _rendezvous, _settings
 
@@ -52,6 +53,8 @@ BAD_VARIABLES = [
     ("HVD_FUSION_THRESHOLD", "1e6", BYTES),
     ("HVD_FUSION_THRESHOLD", "", BYTES),
     ("HVD_FUSION_THRESHOLD", str(1 << 63), BYTES),
+    ("HVD_FUSION_THRESHOLD", "1_000", BYTES),
+    ("HVD_FUSION_THRESHOLD", " 1000", BYTES),
     ("HOROVOD_FUSION_THRESHOLD", "-5", BYTES),
     ("HVD_FUSION_CUTOFF", "none", BYTES),
     ("HVD_FUSION_CUTOFF", "-1", BYTES),
@@ -66,9 +69,11 @@ BAD_VARIABLES = [
     ("HVD_COMPRESSION_BLOCK", "100", "allowed is auto, 32, 64"),
     ("HVD_COMPRESSION_BLOCK", "2048", "allowed is auto, 32, 64"),
     ("HVD_COMPRESSION_BLOCK", "x", "allowed is auto, 32, 64"),
+    ("HVD_COMPRESSION_BLOCK", "1_28", "allowed is auto, 32, 64"),
     ("HVD_ERROR_FEEDBACK", "on", "allowed is auto, 0 or 1"),
     ("HVD_STALL_CHECK_TIME", "soon", SECONDS),
     ("HVD_STALL_CHECK_TIME", "nan", SECONDS),
+    ("HVD_STALL_CHECK_TIME", "6_0", SECONDS),
     ("HOROVOD_STALL_CHECK_TIME_SECONDS", "-1", SECONDS),
     ("HVD_STALL_SHUTDOWN_TIME", "inf", SECONDS),
     ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "", SECONDS),
@@ -106,6 +111,33 @@ def test_bad_edges(text: str) -> None:
     with pytest.raises(ValueError) as caught:
         _settings.stats_edges({"HVD_STATS_EDGES": text})
     assert f"HVD_STATS_EDGES is {text!r}; allowed are rising numbers of MB" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "told"),
+    [
+        ("HVD_FUSION_THRESHHOLD", "; HVD_FUSION_THRESHOLD is"),
+        ("HVD_COMPRESION", "; HVD_COMPRESSION is"),
+        ("HVD_TIME_LINE", "; HVD_TIMELINE is"),
+        ("HVD_XYZZYQUUX", ""),
+    ],
+)
+def test_name_that_is_no_setting(variable: str, told: str) -> None:
+    unknown = list(_settings.unknown_variables({variable: "1", "HVD_CHECK": "1", "HVD": "1"}))
+    assert unknown == [(variable, f"no setting of hvd{told}")]
+
+
+def test_names_that_are_known() -> None:
+    """Every variable that anything here reads, sets or tells of, but for tests of other names."""
+    root = Path(__file__).parent.parent
+    files = [root / "README.md", root / "Makefile", root / ".ci" / "run", root / "setup.py"]
+    for folder in ("benchmarks", "build_backend", "docs", "examples", "rig", "tests", "torch_hvd"):
+        files += [*(root / folder).rglob("*.py"), *(root / folder).rglob("*.md")]
+    others = ("test_settings.py", "test_log.py")
+    texts = [file.read_text() for file in files if file.name not in others]
+    found = {name for text in texts for name in re.findall(r"\bHVD_[A-Z_]+", text)}
+    assert len(found) > 15
+    assert list(_settings.unknown_variables(dict.fromkeys(found, "1"))) == []
 
 
 def test_bad_launcher() -> None:
@@ -186,16 +218,6 @@ def test_options_are_copied() -> None:
         other.fusion_threshold = 6
         assert (options.fusion_threshold, other.fusion_threshold) == (5, 6)
         assert other.check is True
-
-
-@contextmanager
-def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name in variables:
-            del os.environ[name]
 
 
 def init(size: int, prefix: str, options: Any = None) -> None:

@@ -142,6 +142,7 @@ def _settings() -> Iterator[Fact]:
 
         yield from _settings.table(Options(), os.environ)
         yield from _settings.other_variables(os.environ)
+        yield from _settings.unknown_variables(os.environ)
     except ImportError as error:
         yield "settings", f"unknown: {error}"
 

@@ -64,12 +64,16 @@ def create(opts: Any, pg_options: Any) -> Any:
         _rendezvous.check(os.environ)
         _log.begin(os.environ)
         ranks = opts.global_ranks_in_group
+        global_rank = ranks[rank] if ranks else rank
         run = _names.of_run(opts.store, size)
-        _trace.begin(os.environ, ranks[rank] if ranks else rank, run)
+        _trace.begin(os.environ, global_rank, run)
     except ValueError as error:
         _settings.refuse(error, store, rank)
         raise
     _settings.agree(settings, store, rank, size)
+    if global_rank == 0:
+        for name, what in _settings.unknown_variables(os.environ):
+            _log.warn_once(f"{name} is {what}")
     wanted = _settings.origin("transport", options, os.environ)
     transport = str(settings["transport"])
     on_host = "auto" if transport == "nccl" else transport

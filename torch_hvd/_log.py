@@ -1,5 +1,6 @@
 """What hvd says of itself as it runs, through Python's logging, as "torch_hvd"."""
 
+import functools
 import logging
 import sys
 from collections.abc import Mapping
@@ -43,3 +44,9 @@ def begin(environ: Mapping[str, str]) -> None:
     logger.setLevel(wanted)
     if not any(isinstance(handler, _LastResort) for handler in logger.handlers):
         logger.addHandler(_LastResort())
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+    """For what is so as long as the process lives."""
+    logger.warning("hvd: %s", text)

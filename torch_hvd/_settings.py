@@ -3,7 +3,9 @@
 A value in `torch_hvd.Options` wins, then `HVD_*`, then `HOROVOD_*` where Horovod has the switch.
 """
 
+import difflib
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +26,15 @@ def _transport(text: str) -> str:
     return text
 
 
+def _written_plainly(text: str) -> str:
+    """Python's own numbers may also hold 1_000 and blanks."""
+    if re.search(r"[_\s]", text):
+        raise ValueError
+    return text
+
+
 def _bytes(text: str) -> int:
-    value = int(text)
+    value = int(_written_plainly(text))
     if not 0 <= value < 1 << 63:
         raise ValueError
     return value
@@ -46,14 +55,14 @@ def check_compression(name: str, allowed: tuple[str, ...] = COMPRESSIONS) -> Non
 def _block(text: str) -> int | None:
     if text == "auto":
         return None
-    value = int(text)
+    value = int(_written_plainly(text))
     if value not in (32, 64, 128, 256, 512, 1024):
         raise ValueError
     return value
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    value = float(_written_plainly(text))
     if not 0 <= value < 1e9:
         raise ValueError
     return value
@@ -194,6 +203,19 @@ def other_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             yield name, f"{environ[found]} ({'environment' if found == name else found})"
 
 
+_BUILDING = ("HVD_BUILD_CUDA",)  # read by setup.py, and may be set where programs run
+
+
+def unknown_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Each HVD_ variable that nothing reads, as if misspelt, and what to say of it."""
+    everything = {*_BUILDING}.union(*_OTHERS, *(each.variables for each in _SETTINGS.values()))
+    known = {name for name in everything if name.startswith("HVD_")}
+    for name in sorted(environ):
+        if name.startswith("HVD_") and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            yield name, f"no setting of hvd{f'; {near[0]} is' if near else ''}"
+
+
 # The edges of Horovod's fusion studies: 1 KB, 1 MB, then tens of MB.
 _EDGES_MB = (1e-3, 1, *range(10, 410, 10))
 
@@ -208,7 +230,7 @@ def stats_edges(environ: Mapping[str, str]) -> list[float]:
     if text is None:
         return [1e6 * edge for edge in _EDGES_MB]
     try:
-        edges = [1e6 * float(part) for part in text.split(",")]
+        edges = [1e6 * float(_written_plainly(part)) for part in text.split(",")]
     except ValueError:
         edges = []
     if edges[:1] <= [0] or edges != sorted(set(edges)) or not all(map(math.isfinite, edges)):
