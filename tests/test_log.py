@@ -17,6 +17,7 @@ from torch_hvd import _log, _settings, _shm, _transport
 from torch_hvd._load import _C
 
 AUTO = _settings.Origin("default", "auto")
+NO_CODEC = _settings.Origin("default", "none")
 ATTACH = "cross-memory attach"
 
 
@@ -54,7 +55,23 @@ def test_description(
 ) -> None:
     choice = _transport.Choice(near, far, hosts)
     connection = _transport.Connection(choice, _C.solo_transport(), details, regret)
-    assert _transport.describe(wanted, connection) == expected
+    assert _transport.describe(wanted, NO_CODEC, connection) == expected
+
+
+@pytest.mark.parametrize("source", ["HVD_COMPRESSION", "Options.compression"])
+def test_description_of_a_codec(source: str) -> None:
+    """Said where it is not used; elsewhere there is nothing to say."""
+
+    def description(near: str, far: str, hosts: list[int]) -> str:
+        choice = _transport.Choice(near, far, hosts)
+        connection = _transport.Connection(choice, _C.solo_transport())
+        return _transport.describe(AUTO, _settings.Origin(source, "int8"), connection)
+
+    unused = f"; {source}=int8 compresses nothing, all ranks share memory"
+    assert description("shm", "", [0, 0]) == f"2 ranks on 1 host: shm{unused}"
+    assert description("shm", "tcp", [0, 0, 1]) == "3 ranks on 2 hosts: shm+tcp"
+    assert description("", "tcp", [0, 1]) == "2 ranks on 2 hosts: tcp"
+    assert description("", "", [0]) == "1 rank: needs no transport"
 
 
 def said(**env: str) -> list[list[str]]:
@@ -69,6 +86,21 @@ def test_line_at_init() -> None:
     line = "2 ranks on 1 host: gloo, by HVD_TRANSPORT=gloo"
     lines = [f"hvd: group {group}, {line}" for group in (0, 1)]
     assert said(HVD_LOG="info", HVD_TRANSPORT="gloo") == [lines, []]
+
+
+def test_line_of_a_codec_that_is_not_used() -> None:
+    env = {"HVD_LOG": "info", "HVD_TRANSPORT": "shm", "HVD_COMPRESSION": "int8"}
+    (first, second), others = said(**env)
+    for line in (first, second):
+        assert line.endswith("; HVD_COMPRESSION=int8 compresses nothing, all ranks share memory")
+    assert others == []
+
+
+@pytest.mark.parametrize("log", [{}, {"HVD_LOG": "warning"}], ids=str)
+def test_warning_of_a_name_that_is_no_setting(log: dict[str, str]) -> None:
+    """Once, from the first rank, for all its groups."""
+    line = "hvd: HVD_COMPRESION is no setting of hvd; HVD_COMPRESSION is"
+    assert said(HVD_COMPRESION="int8", **log) == [[line], []]
 
 
 @pytest.mark.parametrize("env", [{}, {"HVD_LOG": "warning"}], ids=str)
@@ -88,21 +120,6 @@ def test_levels() -> None:
 def test_level_that_is_none() -> None:
     """An error at init, on every rank."""
     for rank in launch("", 2, env={"HVD_LOG": "loud"}):
-def test_line_of_a_codec_that_is_not_used() -> None:
-    env = {"HVD_LOG": "info", "HVD_TRANSPORT": "shm", "HVD_COMPRESSION": "int8"}
-    (first, second), others = said(**env)
-    for line in (first, second):
-        assert line.endswith("; HVD_COMPRESSION=int8 compresses nothing, all ranks share memory")
-    assert others == []
-
-
-@pytest.mark.parametrize("log", [{}, {"HVD_LOG": "warning"}], ids=str)
-def test_warning_of_a_name_that_is_no_setting(log: dict[str, str]) -> None:
-    """Once, from the first rank, for all its groups."""
-    line = "hvd: HVD_COMPRESION is no setting of hvd; HVD_COMPRESSION is"
-    assert said(HVD_COMPRESION="int8", **log) == [[line], []]
-
-
         assert rank.returncode == 1
         assert "HVD_LOG is 'loud'; allowed is warning or info" in rank.stderr
 
@@ -128,6 +145,7 @@ def test_table(tmp_path: Path) -> None:
         HOROVOD_FUSION_THRESHOLD="7",
         HVD_CHECK="maybe",
         HOROVOD_TIMELINE="out",
+        HVD_TIMELIN="out",
     )
     assert found["HVD_TRANSPORT"] == "gloo (environment)"
     assert found["HVD_FUSION_THRESHOLD"] == "7 (HOROVOD_FUSION_THRESHOLD)"
@@ -135,6 +153,7 @@ def test_table(tmp_path: Path) -> None:
     assert found["HVD_CHECK"] == "HVD_CHECK is 'maybe'; allowed is 0 or 1"
     assert found["HVD_TIMELINE"] == "out (HOROVOD_TIMELINE)"
     assert found["HVD_STATS"] == "not set"
+    assert found["HVD_TIMELIN"] == "no setting of hvd; HVD_TIMELINE is"
     assert found["cores"] == str(len(os.sched_getaffinity(0)))
     assert found["codecs"] == f"{_C.simd()}, of {', '.join(_C.simd_names())}"
 
@@ -145,7 +164,6 @@ def test_table_of_shared_memory(tmp_path: Path) -> None:
     without = "yes, without cross-memory attach: HVD_CMA is 0"
     assert facts(tmp_path, HVD_CMA="0")["shm"] == without
     assert facts(tmp_path, HVD_CMA="x")["shm"] == "no: HVD_CMA is 'x'; allowed is 0 or 1"
-        HVD_TIMELIN="out",
 
 
 def test_table_of_mpi(tmp_path: Path) -> None:
@@ -153,7 +171,6 @@ def test_table_of_mpi(tmp_path: Path) -> None:
     assert found.startswith("no: no libmpi can be opened: /nowhere/libmpi.so: cannot open")
 
 
-    assert found["HVD_TIMELIN"] == "no setting of hvd; HVD_TIMELINE is"
 @needs_mpich
 def test_table_of_mpich(tmp_path: Path) -> None:
     found = facts(tmp_path, HVD_LIBMPI=str(MPICH_ABI))["mpi"]

@@ -75,6 +75,7 @@ def create(opts: Any, pg_options: Any) -> Any:
         for name, what in _settings.unknown_variables(os.environ):
             _log.warn_once(f"{name} is {what}")
     wanted = _settings.origin("transport", options, os.environ)
+    compression = _settings.origin("compression", options, os.environ)
     transport = str(settings["transport"])
     on_host = "auto" if transport == "nccl" else transport
     connection = _transport.connect(on_host, store, rank, size, opts.timeout)
@@ -86,7 +87,7 @@ def create(opts: Any, pg_options: Any) -> Any:
     options.group_name = str(opts.group_id)
     options.global_ranks_in_group = opts.global_ranks_in_group
     if rank == 0 and _log.logger.isEnabledFor(logging.INFO):
-        chosen = _transport.describe(wanted, connection)
+        chosen = _transport.describe(wanted, compression, connection)
         if device:
             chosen += f"; {_nccl.DEVICE} tensors by {device.name}"
         _log.logger.info("hvd: group %s, %s", opts.group_id, chosen)

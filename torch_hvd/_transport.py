@@ -133,8 +133,10 @@ def _connect(
     return Connection(choice, made, tuple(details))
 
 
-def describe(wanted: _settings.Origin, connection: Connection) -> str:
-    """What was chosen, and why, for people. `wanted`: the setting."""
+def describe(
+    wanted: _settings.Origin, compression: _settings.Origin, connection: Connection
+) -> str:
+    """What was chosen, and why, for people. `wanted`, `compression`: the settings."""
     hosts = connection.choice.hosts
     size, count = len(hosts), len(set(hosts))
     if size == 1:
@@ -144,4 +146,8 @@ def describe(wanted: _settings.Origin, connection: Connection) -> str:
         text += f" ({', '.join(connection.details)})"
     if connection.regret:
         text += f"; {connection.regret}"
-    return text if wanted.text == "auto" else f"{text}, by {wanted}"
+    if wanted.text != "auto":
+        text += f", by {wanted}"
+    if compression.text != "none" and connection.choice.transport == "shm":
+        text += f"; {compression} compresses nothing, all ranks share memory"
+    return text
