@@ -62,7 +62,8 @@ at::Tensor in_place(Collective& collective, const at::Tensor& tensor) {
   return stand_in;
 }
 
-/// The product with the factor of PREMUL_SUM; else `tensor` itself.
+/// The product with the factor of PREMUL_SUM, of this rank's own choice; else
+/// `tensor` itself.
 at::Tensor premultiplied(
     Collective& collective,
     const at::Tensor& tensor,
@@ -82,11 +83,6 @@ at::Tensor premultiplied(
            ? factor.reshape({})
            : at::native::wrapped_scalar_tensor(supplement->double_factor)});
   return product;
-}
-
-ReduceOp without_factor(const c10d::ReduceOp& op) {
-  return op == c10d::ReduceOp::PREMUL_SUM ? ReduceOp(c10d::ReduceOp::SUM)
-                                          : ReduceOp(op);
 }
 
 /// FNV-1a, Fowler, Noll, Vo.
@@ -197,7 +193,7 @@ Collective Arguments::allreduce(
       make(sparse ? Verb::SparseAllreduce : Verb::Allreduce, tensor);
   auto& signature = collective.signature;
   check_op(signature.verb, signature.dtype, op);
-  signature.op = without_factor(op);
+  signature.op = op;
   if (sparse) {
     TORCH_CHECK(
         op == c10d::ReduceOp::SUM || op == c10d::ReduceOp::AVG,
@@ -225,7 +221,7 @@ Collective Arguments::reduce(
   check_dense(name(Verb::Reduce), tensor);
   check_op(Verb::Reduce, tensor.scalar_type(), op);
   set_root(collective, root);
-  collective.signature.op = without_factor(op);
+  collective.signature.op = op;
   collective.signature.count = tensor.numel();
   const auto in =
       rank_ == root ? in_place(collective, tensor) : source(collective, tensor);
@@ -347,7 +343,7 @@ Collective Arguments::reduce_scatter(
     signature.count += input.numel();
   }
   check_numel(Verb::ReduceScatter, "the output", output, inputs[rank_].numel());
-  signature.op = without_factor(op);
+  signature.op = op;
   signature.counts_hash = hash_counts(inputs);
   collective.outputs = {target(collective, output)};
   return collective;

@@ -16,8 +16,8 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_hvd
-from calls import check_group, expect_error
-from rows import reduce_op
+from calls import check_group, environment, expect_error, together
+from rows import FACTOR, reduce_op
 from training import batch, new_model
 
 pytestmark = pytest.mark.ranks(2, 3, 4, transports=["tcp"], hosts=[3], by_name=[3])
@@ -95,6 +95,16 @@ def test_error(codec: str) -> None:
 def test_something_is_compressed(codec: str) -> None:
     """A result that is exact would mean that the codec was not used."""
     result = reduced(noise(dist.get_rank()), group_with(compression=codec))
+@pytest.mark.parametrize("codec", CODECS)
+def test_factor(codec: str) -> None:
+    """PREMUL_SUM is the sum of the products."""
+    rank = dist.get_rank()
+    group = group_with(compression=codec)
+    result = reduced(noise(rank), group, "PREMUL_SUM")
+    assert torch.equal(result, reduced(FACTOR * noise(rank), group))
+    assert BUDGET[codec] / 20 < error_of(result, FACTOR * exact("SUM", noise)) <= BUDGET[codec]
+
+
     assert error_of(result, exact("SUM", noise)) > BUDGET[codec] / 20
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 import torch_hvd
 from calls import CALLS, LARGE, SMALL, Call, check_group, expect_error, together
-from rows import filled
+from rows import filled, reduce_op
 
 
 def reduced(dtype: torch.dtype, op: Any, factor: int = 1, async_op: bool = False) -> Call:
@@ -53,6 +53,13 @@ DIFFERENT: dict[str, tuple[Described, Described]] = {
     "op": (
         ALL_REDUCE,
         (reduced(torch.float32, dist.ReduceOp.MAX), "all_reduce(float32[{n}], MAX)"),
+    ),
+    "op-with-factor": (
+        ALL_REDUCE,
+        (
+            reduced(torch.float32, reduce_op("PREMUL_SUM")),
+            "all_reduce(float32[{n}], PREMUL_SUM)",
+        ),
     ),
     "root": (
         (broadcast_from(0), "broadcast(float32[{n}], root=0)"),
@@ -176,6 +183,13 @@ DIFFERENT_ASYNC: dict[str, tuple[Described, Described]] = {
         (
             reduced(torch.float32, dist.ReduceOp.MAX, async_op=True),
             "all_reduce(float32[{n}], MAX)",
+        ),
+    ),
+    "op-with-factor": (
+        ASYNC_ALL_REDUCE,
+        (
+            reduced(torch.float32, reduce_op("PREMUL_SUM"), async_op=True),
+            "all_reduce(float32[{n}], PREMUL_SUM)",
         ),
     ),
     "root": (

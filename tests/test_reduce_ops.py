@@ -132,6 +132,15 @@ def test_premul_by_tensor(dtype: torch.dtype) -> None:
     assert torch.equal(tensor.double(), torch.arange(6).double() * dist.get_world_size() / 4)
 
 
+@pytest.mark.parametrize("count", [6, 300_000])
+def test_premul_by_factors_that_differ(count: int) -> None:
+    """Each rank scales its own input."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tensor = torch.arange(count).double()
+    dist.all_reduce(tensor, op=rows.premul_sum(float(rank + 1)))
+    assert torch.equal(tensor, torch.arange(count).double() * (size * (size + 1) // 2))
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.float16, torch.int64], ids=rows.name
 )

@@ -25,6 +25,7 @@ bool is_gradient_like(const Signature& signature) {
 Codec make_codec(Compression compression, const CompressionSettings& settings) {
   const bool coarse = compression == Compression::Int4;
   Codec codec;
+      signature.op == c10d::ReduceOp::PREMUL_SUM ||
   codec.compression = compression;
   codec.error_feedback = settings.error_feedback.value_or(coarse);
   if (compression != Compression::None && !is_cast(compression)) {

@@ -18,8 +18,9 @@ struct CompressionSettings {
 Codec make_codec(Compression compression, const CompressionSettings& settings);
 
 /// The codec that a collective of a group of `size` ranks travels with: the
-/// chosen one for a large all_reduce of floating point with SUM or AVG that
-/// gets smaller by it, else none.
+/// chosen one for a large all_reduce of floating point with SUM, PREMUL_SUM or
+/// AVG that gets smaller by it, else none. Called by the thread that calls the
+/// collective.
 Codec codec_for(
     const Signature& signature,
     const CompressionSettings& settings,

@@ -36,7 +36,9 @@ void test_codec_for() {
   REQUIRE(chosen(gradient(256)) == Int8);
   REQUIRE(chosen(gradient(255)) == None);
   REQUIRE(chosen(gradient(256), 1) == None);
-  REQUIRE(chosen(gradient(256, at::kFloat, c10d::ReduceOp::AVG)) == Int8);
+  for (const auto op : {c10d::ReduceOp::AVG, c10d::ReduceOp::PREMUL_SUM}) {
+    REQUIRE(chosen(gradient(256, at::kFloat, op)) == Int8);
+  }
   REQUIRE(chosen(gradient(512, at::kHalf)) == Int8);
   REQUIRE(chosen(gradient(512, at::kBFloat16)) == Int8);
   for (const auto dtype : {at::kDouble, at::kInt, at::kComplexFloat}) {
