@@ -6,7 +6,11 @@ The expected value is the float64 sum of every rank's tensor, which follows from
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Barrier, Event, get_ident
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -274,6 +278,118 @@ def test_region() -> None:
         pass
 
 
+def test_regions_of_threads() -> None:
+    """Each thread has its own, whatever others are in and however they overlap."""
+    rank = dist.get_rank()
+    plain = reduced(noise(rank), group_with())
+    names = ("fp8", "int8")
+    expected = {name: reduced(noise(rank), group_with(compression=name)) for name in names}
+    groups = {name: group_with() for name in names}
+    entered, outside, both = Event(), Event(), Barrier(2)
+
+    def call_inside(name: str) -> None:
+        with torch_hvd.compression(name):
+            both.wait(20)
+            entered.set()
+            assert torch.equal(reduced(noise(rank), groups[name]), expected[name])
+            assert outside.wait(20)
+            if name == "int8":
+                both.wait(20)  # the first to come is the first to leave
+        if name == "fp8":
+            both.wait(20)
+        assert torch.equal(reduced(noise(rank), groups[name]), plain)
+
+    def call_outside(group: dist.ProcessGroup) -> None:
+        assert entered.wait(20)
+        assert torch.equal(reduced(noise(rank), group), plain)
+        outside.set()
+
+    calls = {name: partial(call_inside, name) for name in names}
+    together({**calls, "outside": partial(call_outside, group_with())})
+    assert torch.equal(reduced(noise(rank), None), plain)
+
+
+def test_region_of_one_rank_alone() -> None:
+    """What another thread calls meanwhile is what it is on the other ranks."""
+    rank = dist.get_rank()
+    group = group_with()
+    expected = reduced(noise(rank), group)
+    entered, done = Event(), Event()
+
+    def stay_inside() -> None:
+        with torch_hvd.compression("int8"):
+            entered.set()
+            assert done.wait(30)
+
+    with ThreadPoolExecutor(1) as threads:
+        inside = threads.submit(stay_inside if rank == 0 else entered.set)
+        assert entered.wait(20)
+        try:
+            assert torch.equal(reduced(noise(rank), group), expected)
+        finally:
+            done.set()
+        inside.result()
+
+
+class Nested(torch.autograd.Function):
+    """Has a backward() of its own in its backward(), `depth` times, and then calls `innermost`."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, depth: int, innermost: Callable[[], None]) -> Tensor:
+        ctx.depth, ctx.innermost = depth, innermost
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        if ctx.depth == 0:
+            ctx.innermost()
+        else:
+            nested(ctx.depth - 1, ctx.innermost)
+        return grad, None, None
+
+
+def nested(depth: int, innermost: Callable[[], None]) -> None:
+    with torch.enable_grad():
+        values = torch.ones(1, requires_grad=True)
+        Nested.apply(values, depth, innermost).backward()
+
+
+def test_region_on_threads_of_autograd() -> None:
+    """It holds for what autograd calls on behalf of this thread, here because it nests too deep."""
+    rank = dist.get_rank()
+    group = group_with(compression="int8")
+    plain = reduced(noise(rank), group_with())
+    callers = []
+
+    def call() -> None:
+        callers.append(get_ident())
+        assert torch.equal(reduced(noise(rank), group), plain)
+
+    with torch_hvd.compression("none"):
+        nested(100, call)  # from 60 on it takes other threads
+    assert callers != [get_ident()]
+    assert not torch.equal(reduced(noise(rank), group), plain)
+
+
+def test_region_of_ddp() -> None:
+    """It holds for the gradients of a backward() inside, on each of several threads."""
+    names = ("none", "fp8", "int4")
+    models = {name: model_in(group_with(compression="int8")) for name in names}
+    expected = {name: step(model_in(group_with(compression=name))) for name in names}
+    inside = Barrier(len(names))
+
+    def backward(name: str) -> Tensor:
+        with torch_hvd.compression(name):
+            inside.wait(20)
+            result = step(models[name])
+            inside.wait(20)
+        return result
+
+    found = together({name: partial(backward, name) for name in names})
+    for name in names:
+        assert torch.equal(found[name], expected[name]), name
+
+
 @pytest.mark.parametrize("codec", ["int4", "int8", "fp8_e5m2"])
 def test_error_feedback(codec: str) -> None:
     """What is lost in a step comes in a later one: the mean over steps gets ever closer."""
@@ -311,14 +427,26 @@ def test_feedback_of_other_tensors() -> None:
         assert torch.equal(reduced(view, group), expected), step
 
 
-def gradients(group: dist.ProcessGroup, hook: Any = None) -> Tensor:
-    """Of a step of DistributedDataParallel, in one bucket of some 540 KB."""
-    model = DistributedDataParallel(new_model(width=256), process_group=group)
+def model_in(
+    group: dist.ProcessGroup, hook: Any = None, width: int = 256
+) -> DistributedDataParallel:
+    """With buckets of some 540 KB, or 8 * width**2."""
+    model = DistributedDataParallel(new_model(width=width), process_group=group)
     if hook is not None:
         model.register_comm_hook(group, hook)
+    return model
+
+
+def step(model: DistributedDataParallel) -> Tensor:
+    """The gradients of always the same step, which changes no parameter."""
+    model.zero_grad()
     inputs, labels = batch(dist.get_rank(), 0)
     functional.cross_entropy(model(inputs), labels).backward()
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def gradients(group: dist.ProcessGroup, hook: Any = None) -> Tensor:
+    return step(model_in(group, hook))
 
 
 @one_rank_a_host

@@ -245,7 +245,10 @@ def shutdown_all() -> None:
     """Shut down every group of this process that is still open."""
 
 def override_compression(name: str | None) -> str | None:
-    """Takes the place of every group's compression; None: of none. Returns what was in place."""
+    """Takes the place of every group's compression for what this thread calls; None: of none.
+
+    Returns what was in place.
+    """
 
 def statistics() -> list[dict[str, Any]]:
     """What each group of this process has counted; see `torch_hvd.statistics`."""

@@ -9,10 +9,10 @@ from torch_hvd._load import _C
 
 @contextmanager
 def compression(name: str) -> Iterator[None]:
-    """All groups of this process use compression `name` for what is called inside.
+    """All groups use compression `name` for what this thread calls inside.
 
-    Every rank must call the same inside. It holds for all threads of the process, because autograd
-    calls from threads of its own.
+    Every rank must call the same inside. Other threads are not concerned, but for those that torch
+    has work for this one: the gradients of a `loss.backward()` inside are reduced as it says.
 
     Args:
         name: none, fp16, bf16, fp8, fp8_e5m2, int8 or int4.

@@ -2,18 +2,30 @@
 
 #include "codec/codec.h"
 
+#include <ATen/ThreadLocalPythonObjects.h>
+#include <c10/core/SafePyObject.h>
 #include <c10/core/ScalarType.h>
 
-#include <atomic>
+#include <memory>
+#include <string>
 
 namespace hvd {
 
 namespace {
 
-std::atomic<std::optional<Compression>> overriding;
+/// Among the thread's state that torch hands on with work, as autograd does to
+/// its threads for a backward(). It takes Python objects; this one is none.
+struct Override : c10::SafePyObject {
+  explicit Override(std::optional<Compression> compression)
+      : SafePyObject(nullptr, nullptr), compression(compression) {}
+  const std::optional<Compression> compression;
+};
+using ThreadState = at::impl::ThreadLocalPythonObjects;
+const std::string kKey = "torch_hvd.compression";
 
 bool is_gradient_like(const Signature& signature) {
   const bool adds = signature.op == c10d::ReduceOp::SUM ||
+      signature.op == c10d::ReduceOp::PREMUL_SUM ||
       signature.op == c10d::ReduceOp::AVG;
   const bool rounds = signature.dtype == at::kFloat ||
       signature.dtype == at::kHalf || signature.dtype == at::kBFloat16;
@@ -25,7 +37,6 @@ bool is_gradient_like(const Signature& signature) {
 Codec make_codec(Compression compression, const CompressionSettings& settings) {
   const bool coarse = compression == Compression::Int4;
   Codec codec;
-      signature.op == c10d::ReduceOp::PREMUL_SUM ||
   codec.compression = compression;
   codec.error_feedback = settings.error_feedback.value_or(coarse);
   if (compression != Compression::None && !is_cast(compression)) {
@@ -53,11 +64,14 @@ Codec codec_for(
 }
 
 void override_compression(std::optional<Compression> compression) {
-  overriding = compression;
+  ThreadState::set(kKey, std::make_shared<Override>(compression));
 }
 
 std::optional<Compression> overriding_compression() {
-  return overriding;
+  if (!ThreadState::contains(kKey)) {
+    return std::nullopt;
+  }
+  return static_cast<const Override&>(*ThreadState::get(kKey)).compression;
 }
 
 } // namespace hvd

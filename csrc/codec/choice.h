@@ -26,8 +26,8 @@ Codec codec_for(
     const CompressionSettings& settings,
     int size);
 
-/// What takes the place of every group's compression in this process from now
-/// on, if anything. Any thread may call these.
+/// What takes the place of every group's compression from now on for what this
+/// thread calls, or torch on another thread for it, if anything.
 void override_compression(std::optional<Compression> compression);
 std::optional<Compression> overriding_compression();
 

@@ -4,10 +4,12 @@
 #include "engine/error_feedback.h"
 #include "require.h"
 
+#include <ATen/ThreadLocalState.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
 #include <set>
+#include <thread>
 
 namespace hvd::model {
 
@@ -69,6 +71,17 @@ void test_codec_for() {
   REQUIRE(chosen(gradient(4096)) == None);
   override_compression(Fp8);
   REQUIRE(chosen(gradient(4096, at::kHalf)) == Fp8);
+  const at::ThreadLocalState here;
+  std::thread([&] {
+    REQUIRE(chosen(gradient(4096)) == Fp16);
+    {
+      const at::ThreadLocalStateGuard as_autograd_does(here);
+      REQUIRE(chosen(gradient(4096)) == Fp8);
+    }
+    override_compression(Int8);
+    REQUIRE(chosen(gradient(4096)) == Int8);
+  }).join();
+  REQUIRE(chosen(gradient(4096)) == Fp8);
   override_compression({});
   REQUIRE(chosen(gradient(4096)) == Fp16);
 }
