@@ -1,7 +1,9 @@
 #include "codec_bindings.h"
 
+#include "codec/choice.h"
 #include "codec/codec.h"
 #include "codec/kernels.h"
+#include "engine/error_feedback.h"
 
 #include <c10/util/Exception.h>
 
@@ -97,10 +99,54 @@ std::pair<at::Tensor, at::Tensor> decode_sum_encode_bytes(
   return {encoded.bytes_to_move(), result};
 }
 
+std::pair<int32_t, bool> codec_parameters(
+    const std::string& compression,
+    std::optional<int32_t> block,
+    std::optional<bool> error_feedback) {
+  CompressionSettings settings;
+  settings.block = block;
+  settings.error_feedback = error_feedback;
+  const auto codec = make_codec(codec_of(compression, 1).compression, settings);
+  return {codec.block, codec.error_feedback};
+}
+
+std::shared_ptr<Residual> residual_of(
+    ErrorFeedback& feedback,
+    const at::Tensor& tensor,
+    const std::string& compression,
+    int32_t block) {
+  Collective collective;
+  auto& signature = collective.signature;
+  signature.verb = Verb::Allreduce;
+  signature.op = c10d::ReduceOp::AVG;
+  signature.dtype = tensor.scalar_type();
+  signature.count = tensor.numel();
+  signature.codec = codec_of(compression, block);
+  collective.inputs = {tensor};
+  return feedback.next(collective);
+}
+
 } // namespace
 
 void bind_codecs(py::module_& module) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
+  py::class_<Residual, std::shared_ptr<Residual>>(module, "Residual")
+      .def_readwrite("contribution", &Residual::contribution)
+      .def_readwrite("shard", &Residual::shard);
+  py::class_<ErrorFeedback>(module, "ErrorFeedback")
+      .def(py::init<>())
+      .def(
+          "next",
+          &residual_of,
+          py::arg("tensor"),
+          py::arg("compression"),
+          py::arg("block"));
+  module.def(
+      "codec_parameters",
+      &codec_parameters,
+      py::arg("compression"),
+      py::arg("block").none(true),
+      py::arg("error_feedback").none(true));
   module.def(
       "encode",
       &encode_tensor,

@@ -96,10 +96,6 @@ def test_error(codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_something_is_compressed(codec: str) -> None:
-    """A result that is exact would mean that the codec was not used."""
-    result = reduced(noise(dist.get_rank()), group_with(compression=codec))
-@pytest.mark.parametrize("codec", CODECS)
 def test_factor(codec: str) -> None:
     """PREMUL_SUM is the sum of the products."""
     rank = dist.get_rank()
@@ -109,6 +105,10 @@ def test_factor(codec: str) -> None:
     assert BUDGET[codec] / 20 < error_of(result, FACTOR * exact("SUM", noise)) <= BUDGET[codec]
 
 
+@pytest.mark.parametrize("codec", CODECS)
+def test_something_is_compressed(codec: str) -> None:
+    """A result that is exact would mean that the codec was not used."""
+    result = reduced(noise(dist.get_rank()), group_with(compression=codec))
     assert error_of(result, exact("SUM", noise)) > BUDGET[codec] / 20
 
 
@@ -462,6 +462,63 @@ def test_ddp(codec: str) -> None:
     # The same blocks, scales and order of summation.
     assert torch.equal(over_hvd, over_gloo)
     assert error_of(over_hvd, exactly) <= BUDGET[codec]
+
+
+@one_rank_a_host
+def test_hook_feeds_back() -> None:
+    """With int4 by default, over hvd and over gloo."""
+    exactly = gradients(dist.new_group())
+
+    def error(group: dist.ProcessGroup) -> float:
+        model = model_in(group, torch_hvd.hooks.compress("int4"))
+        return error_of(torch.stack([step(model) for _ in range(30)]).mean(0), exactly)
+
+    assert error(group_with(error_feedback=None)) < 0.02
+    assert error(dist.new_group(backend="gloo")) < 0.02
+    with environment({"HVD_ERROR_FEEDBACK": "0"}):
+        assert error(dist.new_group(backend="gloo")) > 0.1
+
+
+@one_rank_a_host
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(
+    "environ",
+    [{}, {"HVD_ERROR_FEEDBACK": "1"}, {"HVD_ERROR_FEEDBACK": "1", "HVD_COMPRESSION_BLOCK": "64"}],
+    ids=str,
+)
+def test_hook_over_other_backends(codec: str, environ: dict[str, str]) -> None:
+    """Step by step the same bits, also of buckets of which the last block is not full."""
+
+    def averages(group: dist.ProcessGroup) -> list[Tensor]:
+        hook = torch_hvd.hooks.compress(codec)
+        first, second = torch.empty(50_001), torch.empty(100_000)
+        found = []
+        for place in range(10):
+            for buffer in (first, second):
+                buffer.copy_(noise(dist.get_rank(), buffer.numel(), seed=place))
+                bucket = SimpleNamespace(buffer=lambda buffer=buffer: buffer)
+                hook(group, cast(dist.GradBucket, bucket)).wait()
+                found.append(buffer.clone())
+        return found
+
+    with environment(environ):
+        over_hvd = averages(group_with(error_feedback=None))
+        over_gloo = averages(dist.new_group(backend="gloo"))
+    for ours, theirs in zip(over_hvd, over_gloo, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@one_rank_a_host
+def test_hook_of_several_models() -> None:
+    """What was lost of one model's gradients is not added to another's, whatever their sizes."""
+    group = dist.new_group(backend="gloo")
+    hook = torch_hvd.hooks.compress("int4")
+    for width in (256, 256, 200, 256):
+        expected = step(model_in(group, torch_hvd.hooks.compress("int4"), width))
+        model = model_in(group, hook, width)
+        assert torch.equal(step(model), expected)
+        for _ in range(3):
+            step(model)
 
 
 def test_hook_of_another_name() -> None:

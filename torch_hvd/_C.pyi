@@ -307,6 +307,24 @@ def decode_sum_encode(
 def encoded_bytes(count: int, compression: str, block: int = 128) -> int:
     """The length of an encoded message of `count` values."""
 
+def codec_parameters(
+    compression: str, block: int | None, error_feedback: bool | None
+) -> tuple[int, bool]:
+    """What a group with these settings has for block and error feedback."""
+
+class Residual:
+    """What encoding has lost so far on this rank, flat and float32; None before anything was."""
+
+    contribution: Tensor | None
+    shard: Tensor | None  # of the sum that this rank has made
+
+class ErrorFeedback:
+    """Which residual belongs to which tensor, see csrc/engine/error_feedback.h."""
+
+    def __init__(self) -> None: ...
+    def next(self, tensor: Tensor, compression: str, block: int) -> Residual:
+        """That of `tensor`, which is averaged next; a new one if it was not in the step before."""
+
 def set_device_kernels(device: str, kernels: object) -> None:
     """Take the codecs' kernels for tensors of a kind of device, such as "cuda", from a capsule."""
 

@@ -1,7 +1,9 @@
 """Communication hooks for DistributedDataParallel."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -21,8 +23,9 @@ def compress(name: str) -> Hook:
 
     Where the group's backend is hvd it does the work, by the group's settings and behind the
     backward pass. Elsewhere the same two stages run over all_to_all and all_gather of bytes, for
-    fp32, fp16 and bf16 gradients on the CPU; they are waited for within the hook, because other
-    backends need all ranks to issue both stages of all buckets in one order.
+    fp32, fp16 and bf16 gradients on the CPU, by HVD_COMPRESSION_BLOCK and HVD_ERROR_FEEDBACK as
+    they are now; they are waited for within the hook, because other backends need all ranks to
+    issue both stages of all buckets in one order.
 
     The hook's state is the process group, None for the default one.
 
@@ -30,9 +33,10 @@ def compress(name: str) -> Hook:
         name: fp16, bf16, fp8, fp8_e5m2, int8 or int4.
 
     Raises:
-        ValueError: another name.
+        ValueError: another name, or a variable has a value that is not allowed.
     """
     _settings.check_compression(name, _settings.COMPRESSIONS[1:])
+    elsewhere = _TwoStages(name)
 
     def hook(state: dist.ProcessGroup | None, bucket: dist.GradBucket) -> Future:
         group = state or dist.group.WORLD
@@ -42,7 +46,7 @@ def compress(name: str) -> Hook:
             with compression(name):
                 work = dist.all_reduce(gradients, dist.ReduceOp.AVG, group, async_op=True)
             return work.get_future().then(lambda future: future.value()[0])
-        _average(gradients, name, group)
+        elsewhere.average(gradients, group)
         done: Future = torch.futures.Future()
         done.set_result(gradients)
         return done
@@ -50,20 +54,52 @@ def compress(name: str) -> Hook:
     return hook
 
 
-def _average(gradients: torch.Tensor, name: str, group: dist.ProcessGroup) -> None:
-    """In place, as csrc/collectives/compressed_allreduce.cpp does it, but in one piece."""
-    size = group.size()
-    block = 32 if name == "int4" else 128
-    missing = -gradients.numel() % (size * block)
-    padded = torch.nn.functional.pad(gradients, (0, missing)) if missing else gradients
-    shards = padded.chunk(size)
-    contributions = torch.cat([_C.encode(shard, name, block, 1 / size) for shard in shards])
-    arrived = torch.empty_like(contributions)
-    dist.all_to_all_single(arrived, contributions, group=group)
-    own = shards[group.rank()]
-    own_sum, _ = _C.decode_sum_encode(list(arrived.chunk(size)), name, block, result=own)
-    dist.all_gather_into_tensor(arrived, own_sum, group=group)
-    for shard, encoded in zip(shards, arrived.chunk(size), strict=True):
-        _C.decode(encoded, name, block, out=shard)
-    if missing:
-        gradients.copy_(padded[: gradients.numel()])
+class _TwoStages:
+    """As csrc/collectives/compressed_allreduce.cpp, but in one piece, over any backend."""
+
+    def __init__(self, name: str) -> None:
+        settings: dict[str, Any] = _settings.resolve(_C.Options(), os.environ)
+        self._name = name
+        self._block, self._feeds_back = _C.codec_parameters(
+            name, settings["block"], settings["error_feedback"]
+        )
+        self._feedback: WeakKeyDictionary[dist.ProcessGroup, _C.ErrorFeedback] = WeakKeyDictionary()
+
+    def average(self, gradients: torch.Tensor, group: dist.ProcessGroup) -> None:
+        """In place."""
+        name, block, size = self._name, self._block, group.size()
+        missing = -gradients.numel() % (size * block)
+        padded = torch.nn.functional.pad(gradients, (0, missing)) if missing else gradients
+        shards = padded.chunk(size)
+        lost, lost_sum = self._lost(gradients, padded.numel(), group)
+        contributions = torch.cat(
+            [
+                _C.encode(shard, name, block, 1 / size, lost_of_it)
+                for shard, lost_of_it in zip(shards, lost, strict=True)
+            ]
+        )
+        arrived = torch.empty_like(contributions)
+        dist.all_to_all_single(arrived, contributions, group=group)
+        own = shards[group.rank()]
+        own_sum, _ = _C.decode_sum_encode(
+            list(arrived.chunk(size)), name, block, result=own, residual=lost_sum
+        )
+        dist.all_gather_into_tensor(arrived, own_sum, group=group)
+        for shard, encoded in zip(shards, arrived.chunk(size), strict=True):
+            _C.decode(encoded, name, block, out=shard)
+        if missing:
+            gradients.copy_(padded[: gradients.numel()])
+
+    def _lost(
+        self, gradients: torch.Tensor, count: int, group: dist.ProcessGroup
+    ) -> tuple[Sequence[torch.Tensor | None], torch.Tensor | None]:
+        """Of this bucket in the step before: of the contribution to each shard, of the own sum."""
+        size = group.size()
+        if not self._feeds_back:
+            return [None] * size, None
+        feedback = self._feedback.setdefault(group, _C.ErrorFeedback())
+        residual = feedback.next(gradients, self._name, self._block)
+        if residual.contribution is None:
+            residual.contribution = torch.zeros(count)
+            residual.shard = torch.zeros(count // size)
+        return residual.contribution.chunk(size), residual.shard
