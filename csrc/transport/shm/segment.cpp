@@ -56,7 +56,7 @@ Segment::~Segment() {
 void Segment::initialise(int size) {
   new (memory_) SegmentHead;
   for (int rank = 0; rank < size; ++rank) {
-    new (&ring_from(rank)) Ring;
+    new (&ring_from(rank)) Ring; // not Ring(), which would write all of it
   }
 }
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 
 // The memory that the ranks of a group share: each rank makes a segment, in
 // which the others write what is for it.
@@ -43,17 +44,17 @@ class Ring {
     const uint64_t written = written_.load(std::memory_order_relaxed);
     const bool full =
         written - read_.load(std::memory_order_acquire) == kLetters;
-    return full ? nullptr : &letters_[written % kLetters];
+    return full ? nullptr : letter(written);
   }
   void publish() {
     written_.fetch_add(1, std::memory_order_release);
   }
 
   /// The oldest letter; null if there is none.
-  const Letter* front() const {
+  const Letter* front() {
     const uint64_t read = read_.load(std::memory_order_relaxed);
     const bool empty = written_.load(std::memory_order_acquire) == read;
-    return empty ? nullptr : &letters_[read % kLetters];
+    return empty ? nullptr : letter(read);
   }
   void pop() {
     read_.fetch_add(1, std::memory_order_release);
@@ -62,9 +63,16 @@ class Ring {
  private:
   static constexpr uint64_t kLetters = 512;
 
+  Letter* letter(uint64_t number) {
+    const auto place = number % kLetters * sizeof(Letter);
+    return std::launder(reinterpret_cast<Letter*>(&letters_[place]));
+  }
+
   alignas(64) std::atomic<uint64_t> written_{0};
   alignas(64) std::atomic<uint64_t> read_{0};
-  alignas(64) std::array<Letter, kLetters> letters_;
+  /// Bytes, in which a letter begins to live as it is written: a ring that is
+  /// not used takes no memory for them.
+  alignas(64) std::array<std::byte, kLetters * sizeof(Letter)> letters_;
 };
 
 /// What precedes the rings in a segment.
