@@ -40,9 +40,7 @@ void bind_shm(py::module_& module) {
           py::arg("segment"),
           py::arg("pid"),
           py::arg("life"),
-          py::arg("reads_memory"))
-      .def_readonly("segment", &Rank::segment)
-      .def_readonly("reads_memory", &Rank::reads_memory);
+          py::arg("reads_memory"));
   module.def(
       "shm_transport",
       [](int place,

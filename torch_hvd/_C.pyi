@@ -131,17 +131,14 @@ class ShmRank:
         number: of the rank in its group.
         segment: file descriptor of the memory that the rank makes; stays the caller's.
         pid: of its process as seen from here; -1 for this rank itself.
-        life: file descriptor that polls readable once it is gone; taken over. -1 for this rank.
+        life: file descriptor that polls readable once it is gone; for this rank, what the others
+            hear its own end by. `shm_transport` takes it over, also when that fails.
         reads_memory: whether it can read the memory of this process.
     """
 
     def __init__(
         self, number: int, segment: int, pid: int, life: int, reads_memory: bool
     ) -> None: ...
-    @property
-    def segment(self) -> int: ...
-    @property
-    def reads_memory(self) -> bool: ...
 
 def shm_transport(place: int, ranks: Sequence[ShmRank]) -> Transport:
     """Of ranks that share memory; this one is at `place` among them."""

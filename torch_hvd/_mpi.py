@@ -29,10 +29,6 @@ _STANDARD, _MPICH, _OPEN_MPI = "libmpi_abi.so.1", "libmpi.so.12", "libmpi.so.40"
 _PMI_OF_MANAGERS = ("libpmi.so.0", "libpmi2.so.0")
 
 
-class Unavailable(Exception):
-    """MPI cannot be had, on every rank alike; the text names a rank and the reason."""
-
-
 # MPI promises tags up to 32767; each group takes two.
 _tags = itertools.cycle(range(0, 32768, 2))
 
@@ -116,7 +112,7 @@ def _exchange(store: Store, topic: str, rank: int, size: int, mine: Any) -> list
     everyones = _store.exchange(store, topic, rank, size, mine)
     for peer, theirs in enumerate(everyones):
         if isinstance(theirs, str):
-            raise Unavailable(f"rank {peer}: {theirs}")
+            raise _store.Unavailable(f"rank {peer}: {theirs}")
     return everyones
 
 
@@ -152,12 +148,12 @@ def _check_same(everyones: list[dict[str, Any]]) -> None:
     for peer, theirs in enumerate(everyones):
         for what, text in (("library", "MPI library"), ("launcher", "launcher of MPI")):
             if theirs[what] != everyones[0][what]:
-                raise Unavailable(
+                raise _store.Unavailable(
                     f"the {text} is {everyones[0][what]} on rank 0 but {theirs[what]} on rank "
                     f"{peer}; HVD_LIBMPI names the file of a library"
                 )
         if theirs["runs"] != everyones[0]["runs"]:
-            raise Unavailable(
+            raise _store.Unavailable(
                 f"MPI runs already on only one of ranks 0 and {peer}: a group over MPI cannot have "
                 "ranks that were not in the program's first one"
             )
@@ -198,13 +194,13 @@ def _check_places(places: list[dict[str, Any]], library: str) -> None:
     """Raises Unavailable, on every rank alike, unless all are in one world."""
     size = len(places)
     if all(place["size"] == 1 for place in places):
-        raise Unavailable(
+        raise _store.Unavailable(
             f"each of the {size} ranks is an MPI world of its own: {library} is not the MPI whose "
             "launcher has started them; HVD_LIBMPI names the right file"
         )
     worlds = {(place["world"], place["size"]) for place in places}
     if len(worlds) > 1 or len({place["rank"] for place in places}) < size:
-        raise Unavailable("the ranks of the group are not in one MPI world")
+        raise _store.Unavailable("the ranks of the group are not in one MPI world")
 
 
 def _forget_names() -> None:

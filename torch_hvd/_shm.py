@@ -2,22 +2,34 @@
 
 Nothing here has a name that outlives its process: segments are anonymous files handed over abstract
 sockets. So a kill leaves nothing behind, and the size of /dev/shm does not matter.
+
+Every user of the system can find such a socket. So a rank answers nobody but who knows a token that
+it has left in the store; and since its socket takes datagrams, nobody can keep it waiting.
 """
 
+import array
 import ctypes
+import hmac
 import os
 import secrets
 import socket
-import struct
-from collections.abc import Mapping
-from datetime import timedelta
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any, TypeVar
 
 from torch._C._distributed_c10d import Store
 
+from torch_hvd import _store
 from torch_hvd._load import _C
 
+T = TypeVar("T")
+
 _COOKIE_BYTES = 32
-_HELLO = struct.Struct(f"iQ{_COOKIE_BYTES}s")  # rank, address of a cookie, the cookie
+_TOKEN_BYTES = 16
+
+# Another rank answers at once, whatever its program does, unless it is gone or suspended.
+_ANSWER_S = 30.0
 
 
 def may_attach(environ: Mapping[str, str]) -> bool:
@@ -68,114 +80,168 @@ def can_attach() -> bool:
     return read == cookie.raw
 
 
-class _Peer:
-    """The connection to another rank, and what it has told."""
+class _Door:
+    """Hands descriptors to the other ranks, on a thread of its own, until it is closed."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        self.pid: int = struct.unpack("3i", credentials)[0]
-        self.rank = -1
-        self.segment = -1
-
-    def meet(self) -> tuple[int, bytes]:
-        """Receive the greeting; returns the address of the peer's cookie, and the cookie."""
-        text, descriptors, _, _ = socket.recv_fds(self.connection, _HELLO.size, 1)
-        if not descriptors:
-            raise ConnectionError(f"process {self.pid}, a rank of this host, has ended")
-        (self.segment,) = descriptors
-        self.rank, address, cookie = _HELLO.unpack(text)
-        return address, cookie
-
-    def life(self) -> int:
-        """A file descriptor that polls readable once the process is gone."""
+    def __init__(self, *descriptors: int) -> None:
+        self.name = f"hvd-{secrets.token_hex(16)}"
+        self.token = secrets.token_bytes(_TOKEN_BYTES)
+        self._rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve, name="hvd-door", daemon=True)
         try:
-            return os.pidfd_open(self.pid)
-        except OSError:  # before Linux 5.3; a child of the process would keep this one open
-            return self.connection.detach()
+            self._socket.bind(f"\0{self.name}")  # abstract: gone with the last descriptor
+            self._thread.start()
+        except BaseException:
+            self._socket.close()
+            raise
 
-    def agree(self, readable: bool) -> bool:
-        """Tell whether its memory can be read from here; returns whether it can read ours."""
-        self.connection.sendall(bytes([readable]))
-        return self.connection.recv(1) == b"\x01"
+    def _serve(self) -> None:
+        while not self._closing:
+            token, address = self._socket.recvfrom(_TOKEN_BYTES)
+            if hmac.compare_digest(token, self.token):
+                with suppress(OSError):  # it has ended meanwhile
+                    self._socket.sendmsg([b"!"], [self._rights], socket.MSG_DONTWAIT, address)
 
-
-def _connect_all(store: Store, rank: int, ranks: list[int], timeout: timedelta) -> list[_Peer]:
-    """To all ranks below this one, and from all above."""
-    below = [peer for peer in ranks if peer < rank]
-    above = [peer for peer in ranks if peer > rank]
-    peers = []
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.settimeout(timeout.total_seconds())
-        name = f"hvd-{secrets.token_hex(16)}"
-        listener.bind(f"\0{name}")  # abstract: gone with the last descriptor
-        listener.listen(len(ranks))
-        store.set(str(rank), name)
-        for peer in below:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            connection.settimeout(timeout.total_seconds())
-            connection.connect(f"\0{store.get(str(peer)).decode()}")
-            peers.append(_Peer(connection))
-        for _ in above:
-            connection, _ = listener.accept()
-            connection.settimeout(timeout.total_seconds())
-            peers.append(_Peer(connection))
-    return peers
+    def close(self) -> None:
+        self._closing = True
+        self._socket.shutdown(socket.SHUT_RD)  # wakes the thread
+        self._thread.join()
+        self._socket.close()
 
 
-def connect(
-    store: Store, rank: int, ranks: list[int], timeout: timedelta
-) -> tuple[_C.Transport, bool]:
+def _take(name: str, token: bytes) -> tuple[int, int]:
+    """The two descriptors behind another rank's door."""
+    descriptors = array.array("i")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours:
+        ours.settimeout(_ANSWER_S)
+        ours.connect(f"\0{name}")  # from now on it takes nothing from anybody else
+        ours.bind("")  # a name for the answer
+        ours.send(token)
+        room = socket.CMSG_SPACE(2 * descriptors.itemsize)
+        _, messages, _, _ = ours.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
+    for _, _, content in messages:
+        descriptors.frombytes(content)
+    if len(descriptors) < 2:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise OSError("the system refuses more file descriptors")
+    segment, life = descriptors
+    return segment, life
+
+
+class _Meeting:
+    """What this rank has for the others of its host, and what it has got from them, by place."""
+
+    def __init__(self, place: int, size: int) -> None:
+        self._place = place
+        self._size = size
+        self._attach = may_attach(os.environ)
+        cookie = secrets.token_bytes(_COOKIE_BYTES)
+        self._cookie = ctypes.create_string_buffer(cookie, _COOKIE_BYTES)
+        self._segments: dict[int, int] = {}
+        self._pids: dict[int, int] = {place: -1}
+        self._lives: dict[int, int] = {}
+        self._held = ExitStack()
+        self._until_taken_over = self._held.enter_context(ExitStack())
+
+    def __enter__(self) -> "_Meeting":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._held.close()
+
+    def offer(self) -> list[Any]:
+        """Make what the others need; returns how they get it."""
+        segment = os.memfd_create(f"hvd-{self._place}", os.MFD_CLOEXEC)
+        self._keep(self._place, segment)
+        os.ftruncate(segment, _C.shm_segment_bytes(self._size))
+        _C.initialise_shm_segment(segment, self._size)
+        # Of a pipe: the other end is closed when this process ends, however it does.
+        theirs, ours = os.pipe()
+        self._held.callback(os.close, theirs)
+        self._watch(self._place, ours)
+        door = _Door(segment, theirs)
+        self._held.callback(door.close)
+        if self._attach:
+            _C.allow_reading_memory()
+        address = ctypes.addressof(self._cookie)
+        return [door.name, door.token.hex(), os.getpid(), address, self._cookie.raw.hex()]
+
+    def take(self, offers: list[list[Any]]) -> list[int]:
+        """Get what the others offer; returns the places of those whose memory can be read."""
+        readable = []
+        for place, (name, token, pid, address, cookie) in enumerate(offers):
+            if place == self._place:
+                continue
+            segment, life = _take(name, bytes.fromhex(token))
+            self._keep(place, segment)
+            self._watch(place, life)
+            self._pids[place] = pid
+            read = _C.read_memory(pid, address, _COOKIE_BYTES) if self._attach else None
+            if read == bytes.fromhex(cookie):
+                readable.append(place)
+        return readable
+
+    def transport(self, ranks: Sequence[int], readable: list[list[int]]) -> _C.Transport:
+        """`readable`: by place, what that rank has returned from `take`."""
+        known = [
+            _C.ShmRank(
+                rank,
+                self._segments[place],
+                self._pids[place],
+                self._lives[place],
+                place == self._place or self._place in readable[place],
+            )
+            for place, rank in enumerate(ranks)
+        ]
+        self._until_taken_over.pop_all()
+        return _C.shm_transport(self._place, known)
+
+    def _keep(self, place: int, segment: int) -> None:
+        self._segments[place] = segment
+        self._held.callback(os.close, segment)  # when it has been mapped
+
+    def _watch(self, place: int, life: int) -> None:
+        self._lives[place] = life
+        self._until_taken_over.callback(os.close, life)
+
+
+def _unavailable(rank: int, error: Exception) -> _store.Unavailable:
+    return _store.Unavailable(f"rank {rank} cannot share memory: {error}")
+
+
+def _tried(rank: int, step: Callable[..., T], *args: Any) -> T | _store.Unavailable:
+    try:
+        return step(*args)
+    except (OSError, RuntimeError) as error:
+        return _unavailable(rank, error)
+
+
+def connect(store: Store, rank: int, ranks: Sequence[int]) -> tuple[_C.Transport, bool]:
     """Connect ranks that share a host.
 
     Args:
-        store: where ranks find each other; its keys are this connection's own.
+        store: where they find each other; its keys are this connection's own.
         rank: of this process in its group.
         ranks: of that group, those on this host, in rising order; this one among them.
-        timeout: for connecting.
 
     Returns:
         The transport, in which a rank is its place in `ranks`, and whether this process's memory
         can be read by all of them.
 
     Raises:
-        RuntimeError: says which step failed on this rank, and why.
+        Unavailable: says on which rank which step failed. From the last step on this rank alone.
     """
-    known: list[_C.ShmRank] = []
-    try:
-        known = _connect(store, rank, ranks, timeout)
-        transport = _C.shm_transport(ranks.index(rank), known)
-        return transport, all(peer.reads_memory for peer in known)
-    except OSError as error:
-        raise RuntimeError(
-            f"hvd: rank {rank} could not share memory with the others of {ranks}: {error}; "
-            "HVD_TRANSPORT=tcp does without"
-        ) from error
-    finally:
-        for peer in known:
-            os.close(peer.segment)  # it is mapped by now
-
-
-def _connect(store: Store, rank: int, ranks: list[int], timeout: timedelta) -> list[_C.ShmRank]:
-    segment = os.memfd_create(f"hvd-{rank}", os.MFD_CLOEXEC)
-    os.ftruncate(segment, _C.shm_segment_bytes(len(ranks)))
-    _C.initialise_shm_segment(segment, len(ranks))
-    attach = may_attach(os.environ)
-    if attach:
-        _C.allow_reading_memory()
-    cookie = ctypes.create_string_buffer(secrets.token_bytes(_COOKIE_BYTES), _COOKIE_BYTES)
-    hello = _HELLO.pack(rank, ctypes.addressof(cookie), cookie.raw)
-    known = {rank: _C.ShmRank(rank, segment, -1, -1, True)}
-    peers = _connect_all(store, rank, ranks, timeout)
-    for peer in peers:
-        socket.send_fds(peer.connection, [hello], [segment])
-    readable = {}
-    for peer in peers:
-        address, theirs = peer.meet()
-        cookie_read = _C.read_memory(peer.pid, address, _COOKIE_BYTES) if attach else None
-        readable[peer.rank] = cookie_read == theirs
-    for peer in peers:
-        reads_ours = peer.agree(readable[peer.rank])
-        known[peer.rank] = _C.ShmRank(peer.rank, peer.segment, peer.pid, peer.life(), reads_ours)
-        peer.connection.close()
-    return [known[peer] for peer in ranks]
+    place, size = ranks.index(rank), len(ranks)
+    with _Meeting(place, size) as meeting:
+        offers = _store.agree(store, "offers", place, size, _tried(rank, meeting.offer))
+        taken = _tried(rank, meeting.take, offers)
+        readable = _store.agree(store, "readable", place, size, taken)
+        try:
+            made = meeting.transport(ranks, readable)
+        except RuntimeError as error:
+            raise _unavailable(rank, error) from error
+    others = [theirs for peer, theirs in enumerate(readable) if peer != place]
+    return made, all(place in theirs for theirs in others)

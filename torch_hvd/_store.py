@@ -6,6 +6,10 @@ from typing import Any
 from torch._C._distributed_c10d import Store
 
 
+class Unavailable(Exception):
+    """A transport cannot be had, on every rank alike; the text names a rank and the reason."""
+
+
 def say(store: Store, topic: str, rank: int, mine: Any) -> None:
     """Leave `mine`, anything that JSON can hold, for the `exchange` of the other ranks."""
     store.set(f"{topic}/{rank}", json.dumps(mine))
@@ -19,3 +23,17 @@ def exchange(store: Store, topic: str, rank: int, size: int, mine: Any) -> list[
     """
     say(store, topic, rank, mine)
     return [json.loads(text) for text in store.multi_get([f"{topic}/{n}" for n in range(size)])]
+
+
+def agree(store: Store, topic: str, rank: int, size: int, mine: Any) -> list[Any]:
+    """As `exchange`, of what may have failed: then `mine` is the Unavailable, for every rank.
+
+    Raises:
+        Unavailable: on every rank, that of the first that has one.
+    """
+    failed = str(mine) if isinstance(mine, Unavailable) else ""
+    everyones = exchange(store, topic, rank, size, [failed, None if failed else mine])
+    for failed, _ in everyones:
+        if failed:
+            raise Unavailable(failed)
+    return [theirs for _, theirs in everyones]

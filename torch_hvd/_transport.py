@@ -92,45 +92,78 @@ def connect(wanted: str, store: Store, rank: int, size: int, timeout: timedelta)
         RuntimeError: connecting failed; says on which rank, and why.
     """
     choice = choose(wanted, store, rank, size)
-    try:
-        return _connect(choice, store, rank, timeout, only_if_it_fits=wanted == "auto")
-    except _mpi.Unavailable as error:
-        if wanted != "auto":
-            raise ValueError(
-                f"HVD_TRANSPORT or Options.transport is {wanted!r}, but {error}"
-            ) from None
-        choice = Choice(choice.near, "tcp", choice.hosts)
-        made = _connect(choice, store, rank, timeout)
-        return Connection(choice, made.transport, made.details, f"no MPI: {error}")
-
-
-def _connect(
-    choice: Choice, store: Store, rank: int, timeout: timedelta, only_if_it_fits: bool = False
-) -> Connection:
     near = far = None
     details = []
-    here = choice.ranks_beside(rank)
-    if choice.far == "mpi":
-        part = PrefixStore("mpi", store)
-        far, library = _mpi.connect(part, rank, choice.hosts, timeout, only_if_it_fits)
-        details.append(library)
-    elif choice.far == "gloo":
-        from torch_hvd import _gloo  # which not every torch has
-
-        part = PrefixStore("gloo", store)
-        far = _C.gloo_transport(_gloo.connect(part, rank, len(choice.hosts), timeout))
-    elif choice.far == "tcp":
-        part = PrefixStore("tcp", store)
-        far, address = _tcp.connect(part, rank, len(choice.hosts), len(here), timeout)
-        details.append(f"from {address}")
-    if choice.near and len(here) > 1:
-        near, attached = _shm.connect(PrefixStore("shm", store), rank, here, timeout)
-        details.insert(0, f"{'' if attached else 'no '}cross-memory attach")
+    regrets = []
+    if choice.near:
+        try:
+            near, detail = _connect_near(choice, store, rank)
+            details += detail
+        except _store.Unavailable as error:
+            regrets.append(_without("shared memory", wanted, error))
+            choice = Choice("", choice.far or "tcp", choice.hosts)
+    try:
+        far, detail = _connect_far(choice, store, rank, timeout, only_if_it_fits=wanted == "auto")
+    except _store.Unavailable as error:
+        regrets.append(_without("MPI", wanted, error))
+        choice = Choice(choice.near, "tcp", choice.hosts)
+        far, detail = _connect_far(choice, store, rank, timeout)
+    details += detail
     if choice.near and far:
         made = _C.routed_transport(near, far, choice.hosts)
     else:
         made = near or far or _C.solo_transport()
-    return Connection(choice, made, tuple(details))
+    return Connection(choice, made, tuple(details), "; ".join(regrets))
+
+
+def _without(what: str, wanted: str, error: _store.Unavailable) -> str:
+    """Why "auto" does without something. Raises ValueError if it was asked for by name."""
+    if wanted != "auto":
+        raise ValueError(f"HVD_TRANSPORT or Options.transport is {wanted!r}, but {error}") from None
+    return f"no {what}: {error}"
+
+
+def _connect_near(choice: Choice, store: Store, rank: int) -> tuple[_C.Transport | None, list[str]]:
+    """The ranks of each host among themselves; none for one that is alone on its host.
+
+    Raises:
+        Unavailable: on the ranks of all hosts, if some of one cannot share memory.
+    """
+    here = choice.ranks_beside(rank)
+    near, details = None, list[str]()
+    failed = None
+    try:
+        if len(here) > 1:
+            part = PrefixStore(f"shm/{choice.hosts[rank]}", store)
+            near, attached = _shm.connect(part, rank, here)
+            details = [f"{'' if attached else 'no '}cross-memory attach"]
+    except _store.Unavailable as error:
+        failed = _store.Unavailable(f"{error}")  # without a traceback, which would hold this frame
+    _store.agree(store, "near", rank, len(choice.hosts), failed)
+    return near, details
+
+
+def _connect_far(
+    choice: Choice, store: Store, rank: int, timeout: timedelta, only_if_it_fits: bool = False
+) -> tuple[_C.Transport | None, list[str]]:
+    """All ranks, by what they have for those of other hosts; none where they have nothing.
+
+    Raises:
+        Unavailable: there is no MPI.
+    """
+    part = PrefixStore(choice.far, store)
+    if choice.far == "mpi":
+        far, library = _mpi.connect(part, rank, choice.hosts, timeout, only_if_it_fits)
+        return far, [library]
+    if choice.far == "gloo":
+        from torch_hvd import _gloo  # which not every torch has
+
+        return _C.gloo_transport(_gloo.connect(part, rank, len(choice.hosts), timeout)), []
+    if choice.far == "tcp":
+        neighbours = len(choice.ranks_beside(rank))
+        far, address = _tcp.connect(part, rank, len(choice.hosts), neighbours, timeout)
+        return far, [f"from {address}"]
+    return None, []
 
 
 def describe(

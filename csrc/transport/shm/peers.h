@@ -18,7 +18,7 @@ namespace hvd::shm {
 class Peers {
  public:
   /// By rank. `lives`: file descriptors that poll() finds readable once the
-  /// peer is gone, taken over; -1 for this one, and where there is none.
+  /// peer is gone, taken over; -1 where there is none.
   Peers(std::vector<pid_t> pids, const std::vector<int>& lives);
 
   /// Whether the process is gone, or will be within `patience`, as far as can

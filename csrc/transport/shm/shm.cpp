@@ -49,8 +49,8 @@ void ShmTransport::initialise(int segment, int size) {
 ShmTransport::ShmTransport(int rank, const std::vector<Rank>& ranks)
     : MatchingTransport(rank, static_cast<int>(ranks.size())),
       numbers_(column(ranks, &Rank::number)),
-      segments_(map_segments(ranks)),
       peers_(column(ranks, &Rank::pid), column(ranks, &Rank::life)),
+      segments_(map_segments(ranks)),
       spin_(size() <= kRanksOnACore * cores() ? kSpin : kSpin.zero()),
       outbox_(rank, segments_, column(ranks, &Rank::reads_memory)) {}
 

@@ -30,12 +30,12 @@ class ShmTransport final : public MatchingTransport {
     int number; ///< in the group, for messages
     int segment; ///< file descriptor, which stays the caller's
     pid_t pid; ///< -1 for this rank itself
-    int life; ///< see shm::Peers
+    int life; ///< see shm::Peers; of this rank, what others hear its end by
     bool reads_memory; ///< whether it can read this process's memory
   };
 
-  /// `rank`: the place of this one among `ranks`. Every rank has initialised
-  /// its segment.
+  /// `rank`: the place of this one among `ranks`, whose lives are taken over
+  /// also where this throws. Every rank has initialised its segment.
   ShmTransport(int rank, const std::vector<Rank>& ranks);
   ~ShmTransport() override;
 
@@ -91,8 +91,8 @@ class ShmTransport final : public MatchingTransport {
   void deliver(Lock& lock);
 
   const std::vector<int> numbers_; ///< of the ranks, in the group
+  const shm::Peers peers_; ///< before what may throw
   const std::vector<shm::Segment> segments_;
-  const shm::Peers peers_;
   const std::chrono::microseconds spin_;
 
   std::mutex mutex_; ///< guards all below
