@@ -82,12 +82,14 @@ void bind_mpi(py::module_& module) {
       "mpi_transport",
       [](int rank,
          const std::vector<Rank>& ranks,
-         int tag) -> std::unique_ptr<Transport> {
-        return std::make_unique<MpiTransport>(rank, ranks, tag);
+         int tag,
+         double ranks_per_core) -> std::unique_ptr<Transport> {
+        return std::make_unique<MpiTransport>(rank, ranks, tag, ranks_per_core);
       },
       py::arg("rank"),
       py::arg("ranks"),
       py::arg("tag"),
+      py::arg("ranks_per_core"),
       without_gil);
 }
 

@@ -44,11 +44,13 @@ void bind_shm(py::module_& module) {
   module.def(
       "shm_transport",
       [](int place,
-         const std::vector<Rank>& ranks) -> std::unique_ptr<Transport> {
-        return std::make_unique<ShmTransport>(place, ranks);
+         const std::vector<Rank>& ranks,
+         double ranks_per_core) -> std::unique_ptr<Transport> {
+        return std::make_unique<ShmTransport>(place, ranks, ranks_per_core);
       },
       py::arg("place"),
-      py::arg("ranks"));
+      py::arg("ranks"),
+      py::arg("ranks_per_core"));
   module.def("shm_segment_bytes", &shm::Segment::length, py::arg("size"));
   module.def(
       "initialise_shm_segment",

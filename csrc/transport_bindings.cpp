@@ -44,14 +44,14 @@ void bind_transports(py::module_& module) {
       "tcp_transport",
       [](int rank,
          const std::vector<int>& sockets,
-         int neighbours,
+         double ranks_per_core,
          std::chrono::milliseconds patience) -> TransportPtr {
         return std::make_unique<TcpTransport>(
-            rank, sockets, neighbours, patience);
+            rank, sockets, ranks_per_core, patience);
       },
       py::arg("rank"),
       py::arg("sockets"),
-      py::arg("neighbours"),
+      py::arg("ranks_per_core"),
       py::arg("patience"));
   module.def(
       "routed_transport",

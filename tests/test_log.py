@@ -53,7 +53,7 @@ def test_description(
     regret: str,
     expected: str,
 ) -> None:
-    choice = _transport.Choice(near, far, hosts)
+    choice = _transport.Choice(near, far, hosts, [1] * len(hosts))
     connection = _transport.Connection(choice, _C.solo_transport(), details, regret)
     assert _transport.describe(wanted, NO_CODEC, connection) == expected
 

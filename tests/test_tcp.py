@@ -28,7 +28,7 @@ def connect_all(store: dist.Store, size: int) -> list[str]:
 
     def connect(rank: int) -> str:
         try:
-            transport, address = _tcp.connect(store, rank, size, size, timedelta(seconds=30))
+            transport, address = _tcp.connect(store, rank, [0] * size, 1.0, timedelta(seconds=30))
         except RuntimeError as error:
             return str(error)
         made.append(transport)  # until all have connected
@@ -93,7 +93,7 @@ def test_a_rank_that_does_not_come() -> None:
 
     def connect(rank: int) -> str:
         with pytest.raises(RuntimeError) as caught:
-            _tcp.connect(store, rank, 3, 3, timedelta(seconds=1))
+            _tcp.connect(store, rank, [0] * 3, 1.0, timedelta(seconds=1))
         return str(caught.value)
 
     begun = time.monotonic()

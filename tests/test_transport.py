@@ -104,6 +104,36 @@ def test_choice_under_mpirun(
     assert chosen(monkeypatch, wanted, hosts, 3) == [expected] * len(hosts)
 
 
+@pytest.mark.parametrize(
+    ("hosts", "cores", "expected"),
+    [
+        (["a", "a"], [{0}, {1}], [1, 1]),  # as Open MPI binds them
+        (["a", "a"], [{0}, {0}], [2, 2]),
+        (["a", "a"], [{0, 1, 2, 3}, {2, 3, 4, 5}], [1 / 3, 1 / 3]),
+        (["a", "b", "a"], [{0}, {200}, {0, 65}], [1, 1, 1]),
+        (["a"] * 4, [{0, 1}] * 4, [2] * 4),
+        (["a"], [{3, 4}], [0.5]),
+    ],
+)
+def test_ranks_share_the_cores_of_all_on_their_host(
+    monkeypatch: pytest.MonkeyPatch,
+    hosts: list[str],
+    cores: list[set[int]],
+    expected: list[float],
+) -> None:
+    here = threading.local()
+    monkeypatch.setattr(_shm, "host_id", lambda environ: here.host)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: here.cores)
+    store = dist.HashStore()
+
+    def ranks_per_core(rank: int) -> float:
+        here.host, here.cores = hosts[rank], cores[rank]
+        return _transport.choose("auto", store, rank, len(hosts)).ranks_per_core(rank)
+
+    with ThreadPoolExecutor(len(hosts)) as threads:
+        assert list(threads.map(ranks_per_core, range(len(hosts)))) == expected
+
+
 def test_memory_that_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = chosen(monkeypatch, "shm", ["a", "a", "b"])
     assert len(set(errors)) == 1

@@ -100,12 +100,12 @@ def gloo_transport(gloo: Backend) -> Transport:
     """Over a connected ProcessGroupGloo that nobody else uses."""
 
 def tcp_transport(
-    rank: int, sockets: Sequence[int], neighbours: int, patience: timedelta
+    rank: int, sockets: Sequence[int], ranks_per_core: float, patience: timedelta
 ) -> Transport:
     """Over TCP sockets by rank, connected, non-blocking and taken over; -1 for the rank itself.
 
-    `neighbours`: ranks on this host, this one included. `patience`: a host that answers nothing
-    for longer is lost.
+    `ranks_per_core`: how many ranks of this host share a core. `patience`: a host that answers
+    nothing for longer is lost.
     """
 
 def routed_transport(near: Transport | None, far: Transport, hosts: Sequence[int]) -> Transport:
@@ -140,8 +140,10 @@ class ShmRank:
         self, number: int, segment: int, pid: int, life: int, reads_memory: bool
     ) -> None: ...
 
-def shm_transport(place: int, ranks: Sequence[ShmRank]) -> Transport:
-    """Of ranks that share memory; this one is at `place` among them."""
+def shm_transport(place: int, ranks: Sequence[ShmRank], ranks_per_core: float) -> Transport:
+    """Of ranks that share memory; this one is at `place` among them. `ranks_per_core`: how many of
+    them share a core.
+    """
 
 def shm_segment_bytes(size: int) -> int:
     """The length of a segment in a group of `size` ranks."""
@@ -195,12 +197,15 @@ class MpiRank:
 
     def __init__(self, number: int, life: int, by_tcp: bool) -> None: ...
 
-def mpi_transport(rank: int, ranks: Sequence[MpiRank], tag: int) -> Transport:
+def mpi_transport(
+    rank: int, ranks: Sequence[MpiRank], tag: int, ranks_per_core: float
+) -> Transport:
     """Of a part of the MPI world, whose processes all make it now.
 
     Args:
         rank: of this process among `ranks`.
         tag: an even one, the same on every rank, of no other group that is being made.
+        ranks_per_core: how many ranks of this host share a core.
     """
 
 def mpi_is_loaded(name: str) -> bool:

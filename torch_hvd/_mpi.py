@@ -232,7 +232,12 @@ def _life(place: dict[str, Any], mine: dict[str, Any]) -> int:
 
 
 def connect(
-    store: Store, rank: int, hosts: list[int], timeout: timedelta, only_if_it_fits: bool = False
+    store: Store,
+    rank: int,
+    hosts: list[int],
+    ranks_per_core: float,
+    timeout: timedelta,
+    only_if_it_fits: bool = False,
 ) -> tuple[_C.Transport, str]:
     """Connect the ranks of a group, and start MPI if it does not run yet.
 
@@ -240,6 +245,7 @@ def connect(
         store: where ranks find each other; its keys are this connection's own.
         rank: of this process in the group.
         hosts: by rank, the number of its host.
+        ranks_per_core: how many ranks of this host share a core.
         timeout: for ranks to meet where no launcher has started them.
         only_if_it_fits: do not start a library that is likely not the launcher's.
 
@@ -281,4 +287,4 @@ def connect(
         )
         for host, theirs in zip(hosts, places, strict=True)
     ]
-    return _C.mpi_transport(rank, ranks, places[0]["tag"]), library
+    return _C.mpi_transport(rank, ranks, places[0]["tag"], ranks_per_core), library

@@ -184,7 +184,9 @@ class _Meeting:
                 readable.append(place)
         return readable
 
-    def transport(self, ranks: Sequence[int], readable: list[list[int]]) -> _C.Transport:
+    def transport(
+        self, ranks: Sequence[int], readable: list[list[int]], ranks_per_core: float
+    ) -> _C.Transport:
         """`readable`: by place, what that rank has returned from `take`."""
         known = [
             _C.ShmRank(
@@ -197,7 +199,7 @@ class _Meeting:
             for place, rank in enumerate(ranks)
         ]
         self._until_taken_over.pop_all()
-        return _C.shm_transport(self._place, known)
+        return _C.shm_transport(self._place, known, ranks_per_core)
 
     def _keep(self, place: int, segment: int) -> None:
         self._segments[place] = segment
@@ -219,13 +221,16 @@ def _tried(rank: int, step: Callable[..., T], *args: Any) -> T | _store.Unavaila
         return _unavailable(rank, error)
 
 
-def connect(store: Store, rank: int, ranks: Sequence[int]) -> tuple[_C.Transport, bool]:
+def connect(
+    store: Store, rank: int, ranks: Sequence[int], ranks_per_core: float
+) -> tuple[_C.Transport, bool]:
     """Connect ranks that share a host.
 
     Args:
         store: where they find each other; its keys are this connection's own.
         rank: of this process in its group.
         ranks: of that group, those on this host, in rising order; this one among them.
+        ranks_per_core: how many of them share a core.
 
     Returns:
         The transport, in which a rank is its place in `ranks`, and whether this process's memory
@@ -240,7 +245,7 @@ def connect(store: Store, rank: int, ranks: Sequence[int]) -> tuple[_C.Transport
         taken = _tried(rank, meeting.take, offers)
         readable = _store.agree(store, "readable", place, size, taken)
         try:
-            made = meeting.transport(ranks, readable)
+            made = meeting.transport(ranks, readable, ranks_per_core)
         except RuntimeError as error:
             raise _unavailable(rank, error) from error
     others = [theirs for peer, theirs in enumerate(readable) if peer != place]

@@ -91,13 +91,14 @@ def _connect_all(
 
 
 def connect(
-    store: Store, rank: int, size: int, neighbours: int, timeout: timedelta
+    store: Store, rank: int, hosts: list[int], ranks_per_core: float, timeout: timedelta
 ) -> tuple[_C.Transport, str]:
     """Connect all ranks of a group.
 
     Args:
         store: where ranks find each other; its keys are this connection's own.
-        neighbours: ranks on this host, this one included.
+        hosts: by rank, the number of its host.
+        ranks_per_core: how many ranks of this host share a core.
         timeout: for connecting.
 
     Returns:
@@ -106,7 +107,7 @@ def connect(
     Raises:
         RuntimeError: names the address and the interface that were tried.
     """
-    address = None
+    size, address = len(hosts), None
     try:
         address = _addresses.for_peers()
         deadline = time.monotonic() + timeout.total_seconds()
@@ -119,4 +120,4 @@ def connect(
             f"{_addresses.describe(address)}; GLOO_SOCKET_IFNAME chooses another interface. {error}"
         ) from error
     sockets = [connections[peer].detach() if peer != rank else -1 for peer in range(size)]
-    return _C.tcp_transport(rank, sockets, neighbours, _PATIENCE), address
+    return _C.tcp_transport(rank, sockets, ranks_per_core, _PATIENCE), address

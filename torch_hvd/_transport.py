@@ -1,7 +1,9 @@
 """Which transport a group takes, and how its ranks are connected by it."""
 
+import functools
+import operator
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -12,7 +14,8 @@ from torch_hvd._load import _C
 
 @dataclass(frozen=True)
 class Choice:
-    """Transports by name, and by rank the number of its host; the same on every rank.
+    """Transports by name, and by rank the number of its host, and as bits the cores that it may run
+    on; the same on every rank.
 
     `near` is for ranks of one host, `far` for all others; "" where a group has no use for one.
     """
@@ -20,6 +23,7 @@ class Choice:
     near: str
     far: str
     hosts: list[int]
+    cores: list[int]
 
     @property
     def transport(self) -> str:
@@ -28,6 +32,15 @@ class Choice:
     def ranks_beside(self, rank: int) -> list[int]:
         """The ranks on the host of this one, itself included, in rising order."""
         return [peer for peer, host in enumerate(self.hosts) if host == self.hosts[rank]]
+
+    def ranks_per_core(self, rank: int) -> float:
+        """How many ranks on the host of this one share a core that one of them may run on.
+
+        A launcher may have bound each to some cores, so one rank's say nothing of the host's.
+        """
+        here = self.ranks_beside(rank)
+        cores = functools.reduce(operator.or_, (self.cores[peer] for peer in here))
+        return len(here) / cores.bit_count()
 
 
 @dataclass(frozen=True)
@@ -55,13 +68,15 @@ def choose(wanted: str, store: Store, rank: int, size: int) -> Choice:
     Raises:
         ValueError: `wanted` cannot be had, on every rank alike; says why.
     """
+    own_cores = sum(1 << core for core in os.sched_getaffinity(0))
     if size == 1:
-        return Choice("", "", [0])
+        return Choice("", "", [0], [own_cores])
     wants_mpi = _mpi.launcher(os.environ) is not None and _mpi.has_fast_network()
-    mine = [_shm.host_id(os.environ), os.uname().nodename, wants_mpi]
+    mine = [_shm.host_id(os.environ), os.uname().nodename, own_cores, wants_mpi]
     known = _store.exchange(store, "host", rank, size, mine)
-    names = list(dict.fromkeys(host for host, _, _ in known))
-    hosts = [names.index(host) for host, _, _ in known]
+    names = list(dict.fromkeys(host for host, *_ in known))
+    hosts = [names.index(host) for host, *_ in known]
+    cores = [own for _, _, own, _ in known]
     if wanted == "shm" and len(names) > 1:
         peer = hosts.index(1)
         raise ValueError(
@@ -71,12 +86,12 @@ def choose(wanted: str, store: Store, rank: int, size: int) -> Choice:
             "or a pair, as shm+tcp"
         )
     if wanted == "auto":
-        wanted = "shm+mpi" if all(wants for _, _, wants in known) else "shm+tcp"
+        wanted = "shm+mpi" if all(wants for *_, wants in known) else "shm+tcp"
     near = "shm" if wanted.startswith("shm") else ""
     far = wanted.removeprefix("shm").removeprefix("+")
     if near and len(names) == 1:
-        return Choice(near, "", hosts)
-    return Choice(near if len(names) < size else "", far, hosts)
+        return Choice(near, "", hosts, cores)
+    return Choice(near if len(names) < size else "", far, hosts, cores)
 
 
 def connect(wanted: str, store: Store, rank: int, size: int, timeout: timedelta) -> Connection:
@@ -101,12 +116,12 @@ def connect(wanted: str, store: Store, rank: int, size: int, timeout: timedelta)
             details += detail
         except _store.Unavailable as error:
             regrets.append(_without("shared memory", wanted, error))
-            choice = Choice("", choice.far or "tcp", choice.hosts)
+            choice = replace(choice, near="", far=choice.far or "tcp")
     try:
         far, detail = _connect_far(choice, store, rank, timeout, only_if_it_fits=wanted == "auto")
     except _store.Unavailable as error:
         regrets.append(_without("MPI", wanted, error))
-        choice = Choice(choice.near, "tcp", choice.hosts)
+        choice = replace(choice, far="tcp")
         far, detail = _connect_far(choice, store, rank, timeout)
     details += detail
     if choice.near and far:
@@ -135,7 +150,7 @@ def _connect_near(choice: Choice, store: Store, rank: int) -> tuple[_C.Transport
     try:
         if len(here) > 1:
             part = PrefixStore(f"shm/{choice.hosts[rank]}", store)
-            near, attached = _shm.connect(part, rank, here)
+            near, attached = _shm.connect(part, rank, here, choice.ranks_per_core(rank))
             details = [f"{'' if attached else 'no '}cross-memory attach"]
     except _store.Unavailable as error:
         failed = _store.Unavailable(f"{error}")  # without a traceback, which would hold this frame
@@ -152,16 +167,18 @@ def _connect_far(
         Unavailable: there is no MPI.
     """
     part = PrefixStore(choice.far, store)
+    ranks_per_core = choice.ranks_per_core(rank)
     if choice.far == "mpi":
-        far, library = _mpi.connect(part, rank, choice.hosts, timeout, only_if_it_fits)
+        far, library = _mpi.connect(
+            part, rank, choice.hosts, ranks_per_core, timeout, only_if_it_fits
+        )
         return far, [library]
     if choice.far == "gloo":
         from torch_hvd import _gloo  # which not every torch has
 
         return _C.gloo_transport(_gloo.connect(part, rank, len(choice.hosts), timeout)), []
     if choice.far == "tcp":
-        neighbours = len(choice.ranks_beside(rank))
-        far, address = _tcp.connect(part, rank, len(choice.hosts), neighbours, timeout)
+        far, address = _tcp.connect(part, rank, choice.hosts, ranks_per_core, timeout)
         return far, [f"from {address}"]
     return None, []
 

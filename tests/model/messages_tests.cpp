@@ -62,6 +62,10 @@ int64_t random_bytes(Random& random) {
   }
 }
 
+double ranks_per_core(int size) {
+  return size / static_cast<double>(std::thread::hardware_concurrency());
+}
+
 /// The transport of each rank.
 using Group = std::vector<std::unique_ptr<Transport>>;
 
@@ -81,7 +85,8 @@ Group share_memory(int size, bool attach) {
       all.push_back(
           {peer, segments[peer], self ? -1 : getpid(), -1, self || attach});
     }
-    group.push_back(std::make_unique<ShmTransport>(rank, all));
+    group.push_back(
+        std::make_unique<ShmTransport>(rank, all, ranks_per_core(size)));
   }
   std::for_each(segments.begin(), segments.end(), close); // they are mapped
   return group;
@@ -102,7 +107,10 @@ Group connect(int size) {
   for (int rank = 0; rank < size; ++rank) {
     group.push_back(
         std::make_unique<TcpTransport>(
-            rank, sockets[rank], size, std::chrono::seconds(30)));
+            rank,
+            sockets[rank],
+            ranks_per_core(size),
+            std::chrono::seconds(30)));
   }
   return group;
 }

@@ -1,12 +1,9 @@
 #include "transport/mpi/mpi.h"
 
-#include "common/cores.h"
 #include "transport/mpi/backoff.h"
 #include "transport/mpi/pending.h"
 
 #include <ATen/ops/zeros.h>
-
-#include <algorithm>
 
 namespace hvd {
 
@@ -59,15 +56,6 @@ std::vector<int64_t> part_bytes_among(
   return result;
 }
 
-std::chrono::microseconds spin_among(
-    const std::vector<MpiTransport::Rank>& ranks) {
-  const auto others_here =
-      std::count_if(ranks.begin(), ranks.end(), [](const auto& rank) {
-        return rank.life >= 0;
-      });
-  return others_here < cores() ? kSpin : std::chrono::microseconds(0);
-}
-
 } // namespace
 
 class MpiTransport::MpiRequest final : public Request {
@@ -94,7 +82,11 @@ class MpiTransport::MpiRequest final : public Request {
   std::shared_ptr<Pending> pending_;
 };
 
-MpiTransport::MpiTransport(int rank, const std::vector<Rank>& ranks, int tag)
+MpiTransport::MpiTransport(
+    int rank,
+    const std::vector<Rank>& ranks,
+    int tag,
+    double ranks_per_core)
     : Transport(rank, static_cast<int>(ranks.size())),
       peers_(std::vector<pid_t>(ranks.size(), -1), column(ranks, &Rank::life)),
       part_bytes_(part_bytes_among(ranks)),
@@ -108,7 +100,7 @@ MpiTransport::MpiTransport(int rank, const std::vector<Rank>& ranks, int tag)
               tag + 1)),
       max_tag_(users_->max_tag()),
       lane_tags_((own_->max_tag() - kFirstLaneTag + 1) / kPlaces),
-      spin_(spin_among(ranks)),
+      spin_(ranks_per_core <= 1 ? kSpin : kSpin.zero()),
       attendant_([this](Deadline until) { attend(until); }) {}
 
 MpiTransport::~MpiTransport() {

@@ -32,7 +32,12 @@ class MpiTransport final : public Transport {
 
   /// `ranks`: by their numbers in the group; all of them make it now. `tag`:
   /// even, the same on all, and of no other group made at that time.
-  MpiTransport(int rank, const std::vector<Rank>& ranks, int tag);
+  /// `ranks_per_core`: how many ranks of this host share a core.
+  MpiTransport(
+      int rank,
+      const std::vector<Rank>& ranks,
+      int tag,
+      double ranks_per_core);
   ~MpiTransport() override;
 
   const char* name() const override {

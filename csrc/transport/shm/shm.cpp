@@ -1,6 +1,5 @@
 #include "transport/shm/shm.h"
 
-#include "common/cores.h"
 #include "transport/shm/request.h"
 
 #include <algorithm>
@@ -19,7 +18,7 @@ constexpr std::chrono::microseconds kSpin{100};
 
 // Where more ranks share a core, what one waits for is seldom there in time
 // (measured: 3 and 4 ranks on 2 cores gain by it, 8 lose).
-constexpr int kRanksOnACore = 2;
+constexpr double kRanksOnACore = 2;
 
 std::vector<shm::Segment> map_segments(
     const std::vector<ShmTransport::Rank>& ranks) {
@@ -46,12 +45,15 @@ void ShmTransport::initialise(int segment, int size) {
   shm::Segment(segment, size).initialise(size);
 }
 
-ShmTransport::ShmTransport(int rank, const std::vector<Rank>& ranks)
+ShmTransport::ShmTransport(
+    int rank,
+    const std::vector<Rank>& ranks,
+    double ranks_per_core)
     : MatchingTransport(rank, static_cast<int>(ranks.size())),
       numbers_(column(ranks, &Rank::number)),
       peers_(column(ranks, &Rank::pid), column(ranks, &Rank::life)),
       segments_(map_segments(ranks)),
-      spin_(size() <= kRanksOnACore * cores() ? kSpin : kSpin.zero()),
+      spin_(ranks_per_core <= kRanksOnACore ? kSpin : kSpin.zero()),
       outbox_(rank, segments_, column(ranks, &Rank::reads_memory)) {}
 
 ShmTransport::~ShmTransport() {

@@ -36,7 +36,8 @@ class ShmTransport final : public MatchingTransport {
 
   /// `rank`: the place of this one among `ranks`, whose lives are taken over
   /// also where this throws. Every rank has initialised its segment.
-  ShmTransport(int rank, const std::vector<Rank>& ranks);
+  /// `ranks_per_core`: how many of them share a core.
+  ShmTransport(int rank, const std::vector<Rank>& ranks, double ranks_per_core);
   ~ShmTransport() override;
 
   /// Makes the segment of this rank ready for the others to map.

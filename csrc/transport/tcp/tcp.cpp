@@ -1,6 +1,5 @@
 #include "transport/tcp/tcp.h"
 
-#include "common/cores.h"
 #include "transport/tcp/request.h"
 
 #include <sys/epoll.h>
@@ -58,11 +57,11 @@ int make_epoll(const std::vector<int>& sockets) {
 TcpTransport::TcpTransport(
     int rank,
     const std::vector<int>& sockets,
-    int neighbours,
+    double ranks_per_core,
     std::chrono::milliseconds patience)
     : MatchingTransport(rank, static_cast<int>(sockets.size())),
       epoll_(make_epoll(sockets)),
-      spin_(neighbours <= cores() ? kSpin : kSpin.zero()),
+      spin_(ranks_per_core <= 1 ? kSpin : kSpin.zero()),
       patience_(patience),
       peers_(sockets.size()),
       mailbox_(size()) {

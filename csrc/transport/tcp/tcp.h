@@ -25,12 +25,12 @@ namespace hvd {
 class TcpTransport final : public MatchingTransport {
  public:
   /// `sockets`: by rank, connected, non-blocking and taken over; this one's
-  /// entry is -1. `neighbours`: ranks on this host, this one included.
+  /// entry is -1. `ranks_per_core`: how many ranks of this host share a core.
   /// `patience`: a host that is silent for longer is lost.
   TcpTransport(
       int rank,
       const std::vector<int>& sockets,
-      int neighbours,
+      double ranks_per_core,
       std::chrono::milliseconds patience);
   ~TcpTransport() override;
 

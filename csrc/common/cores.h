@@ -1,8 +1,0 @@
-#pragma once
-
-namespace hvd {
-
-/// How many cores this process may run on.
-int cores();
-
-} // namespace hvd
