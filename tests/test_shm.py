@@ -70,7 +70,7 @@ def test_strangers_get_nothing() -> None:
     store = Visited(bytes(16), b"GET / HTTP/1.0\r\n\r\n", b"")
     begun = time.monotonic()
     with ThreadPoolExecutor(3) as threads:
-        made = list(threads.map(lambda rank: _shm.connect(store, rank, range(3)), range(3)))
+        made = list(threads.map(lambda rank: _shm.connect(store, rank, range(3), 1), range(3)))
     assert time.monotonic() - begun < 10
     assert [transport.name for transport, _ in made] == ["shm"] * 3
     assert len(store.visits) == 3 * 3

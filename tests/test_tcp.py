@@ -47,7 +47,7 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
             probe.bind((address, 0))
         except OSError as error:
             pytest.skip(f"there is no {address} here: {error}")
-    monkeypatch.setattr(_addresses, "for_peers", lambda: address)
+    monkeypatch.setattr(_addresses, "for_peers", lambda hosts: address)
     assert connect_all(dist.HashStore(), 3) == [f"tcp from {address}"] * 3
 
 
@@ -115,7 +115,7 @@ def test_an_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_an_interface_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    assert _addresses.for_peers() == "127.0.0.1"
+    assert _addresses.for_peers([0, 0]) == "127.0.0.1"
 
 
 def test_a_name_that_means_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,10 +125,34 @@ def test_a_name_that_means_another_host(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(_addresses, "resolve", known.get)
     for master in ("localhost", "master", "unknown"):
         monkeypatch.setenv("MASTER_ADDR", master)
-        assert _addresses.for_peers() == "127.0.0.1"
+        assert _addresses.for_peers([0, 0]) == "127.0.0.1"
     monkeypatch.setattr(_addresses, "is_loopback", lambda address: address == "127.0.0.1")
     monkeypatch.setenv("MASTER_ADDR", "master")
-    assert _addresses.for_peers() == _addresses.towards("127.0.0.2")
+    assert _addresses.for_peers([0, 0]) == _addresses.towards("127.0.0.2")
+
+
+def test_a_name_that_means_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Debian, where on the host of rank 0 MASTER_ADDR does, too."""
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("MASTER_ADDR", "node1")
+    monkeypatch.setattr(_addresses, "resolve", lambda host: "127.0.1.1")
+    interfaces = [("lo", "127.0.0.1"), ("eth0", "192.0.2.7")]  # of RFC 5737
+    monkeypatch.setattr(_addresses, "of_interfaces", lambda: iter(interfaces))
+    assert _addresses.for_peers([0, 0]) == "127.0.0.1"
+    assert _addresses.for_peers([0, 1]) == "192.0.2.7"
+    interfaces.pop()
+    with pytest.raises(OSError, match="this host has only loopback"):
+        _addresses.for_peers([0, 1])
+
+
+@needs_hosts
+@pytest.mark.parametrize("transport", ["tcp", "gloo"])
+def test_names_that_mean_loopback_on_two_hosts(transport: str) -> None:
+    script = "ranks = torch.tensor([1 << rank]); dist.all_reduce(ranks); print(ranks.item())"
+    names = {"GLOO_SOCKET_IFNAME": "", "MASTER_ADDR": "localhost", "HVD_TRANSPORT": transport}
+    with Hosts(2) as hosts:
+        ended = launch(script, 2, env=names, hosts=hosts)
+    assert [rank.stdout for rank in ended] == ["3\n"] * 2, [rank.stderr for rank in ended]
 
 
 def test_a_name_of_ipv6_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +161,7 @@ def test_a_name_of_ipv6_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_addresses, "resolve", {"localhost": "127.0.0.1"}.get)
     found = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::7", 0, 0, 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: found)
-    assert _addresses.for_peers() == "2001:db8::7"
+    assert _addresses.for_peers([0, 0]) == "2001:db8::7"
 
 
 def stays_within_memory() -> int:

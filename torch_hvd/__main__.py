@@ -98,7 +98,7 @@ def _tcp() -> str:
     try:
         from torch_hvd import _addresses
 
-        return f"yes, {_addresses.describe(_addresses.for_peers())}"
+        return f"yes, {_addresses.describe(_addresses.for_peers([0, 1]))}"
     except OSError as error:
         return f"no: {error}"
 

@@ -52,7 +52,7 @@ def of_interfaces() -> Iterator[tuple[str, str]]:
 def own() -> str | None:
     """An address of this host for others: that of its name, or of an interface."""
     named = resolve(socket.gethostname())
-    if named is not None and not is_loopback(named):
+    if named is not None and not is_loopback(named) and is_own(named):
         return named
     return next((found for _, found in of_interfaces() if not is_loopback(found)), None)
 
@@ -89,18 +89,33 @@ def for_others(addresses: Sequence[str]) -> str | None:
     return nearest(addresses) or own()
 
 
-def for_peers() -> str:
+def for_peers(hosts: Sequence[int]) -> str:
     """The address that other ranks reach this host by, IPv4 if there is one.
 
     It is that of the first interface in GLOO_SOCKET_IFNAME, else that of the host's name. Where the
     name means loopback, as on Debian, or what is not the host's own, ranks on other hosts cannot
-    connect to it; if MASTER_ADDR is not loopback, the way to that tells a better one.
+    connect to it; if MASTER_ADDR is not loopback, the way to that tells a better one. On the host
+    of rank 0 MASTER_ADDR may mean loopback, too: then it is that of an interface.
+
+    Args:
+        hosts: by rank, the number of its host. Loopback will do only where all are the same.
 
     Raises:
-        OSError: the interface has no address, or there is no way to MASTER_ADDR.
+        OSError: the interface has no address, there is no way to MASTER_ADDR, or this host has
+            nothing but loopback.
     """
     if interfaces := os.environ.get("GLOO_SOCKET_IFNAME"):
         return _of_interface(interfaces.split(",")[0])
+    found = _by_name()
+    if len(set(hosts)) > 1 and is_loopback(found):
+        found = own() or ""
+        if not found:
+            raise OSError("this host has only loopback, where ranks on other hosts cannot connect")
+    return found
+
+
+def _by_name() -> str:
+    """The address that the name of this host, or else the way to MASTER_ADDR tells."""
     named = resolve(socket.gethostname())
     if named is not None and not is_loopback(named) and is_own(named):
         return named

@@ -8,17 +8,18 @@ from torch._C._distributed_c10d import ProcessGroupGloo, Store
 from torch_hvd import _addresses
 
 
-def connect(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGroupGloo:
+def connect(store: Store, rank: int, hosts: list[int], timeout: timedelta) -> ProcessGroupGloo:
     """Connect all ranks of a group.
 
     Args:
         store: where ranks find each other; its keys are this connection's own.
+        hosts: by rank, the number of its host.
         timeout: for connecting.
 
     Raises:
         RuntimeError: names the address and the interface that were tried.
     """
-    address = None
+    size, address = len(hosts), None
     try:
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timeout
@@ -27,7 +28,7 @@ def connect(store: Store, rank: int, size: int, timeout: timedelta) -> ProcessGr
                 ProcessGroupGloo.create_device(interface=name) for name in interfaces.split(",")
             ]
         else:
-            address = _addresses.for_peers()
+            address = _addresses.for_peers(hosts)
             options._devices = [ProcessGroupGloo.create_device(hostname=address)]
         return ProcessGroupGloo(store, rank, size, options)
     except (OSError, RuntimeError) as error:

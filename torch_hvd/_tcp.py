@@ -109,7 +109,7 @@ def connect(
     """
     size, address = len(hosts), None
     try:
-        address = _addresses.for_peers()
+        address = _addresses.for_peers(hosts)
         deadline = time.monotonic() + timeout.total_seconds()
         connections = _connect_all(store, rank, size, address, deadline)
         for connection in connections.values():

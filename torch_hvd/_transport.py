@@ -176,7 +176,7 @@ def _connect_far(
     if choice.far == "gloo":
         from torch_hvd import _gloo  # which not every torch has
 
-        return _C.gloo_transport(_gloo.connect(part, rank, len(choice.hosts), timeout)), []
+        return _C.gloo_transport(_gloo.connect(part, rank, choice.hosts, timeout)), []
     if choice.far == "tcp":
         far, address = _tcp.connect(part, rank, choice.hosts, ranks_per_core, timeout)
         return far, [f"from {address}"]
