@@ -17,9 +17,11 @@ VERSIONS = {
     "openmpi5": "mpirun (Open MPI) 5.0.11\n\nReport bugs to",
     "openmpi4": "mpirun (Open MPI) 4.1.8\n",
     "mpich": "HYDRA build details:\n    Version:                                 5.0.2\n",
+    "mpirun.openmpi": "mpirun.openmpi (OpenRTE) 4.1.4\n",
     "intel": "Intel(R) MPI Library for Linux* OS, Version 2021.19 Build 2026\n",
     "other": "a program of another kind 1.0\n",
 }
+MPIRUNS = ("openmpi5", "openmpi4", "mpich", "intel")
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +66,43 @@ def test_torchrun(capsys: pytest.CaptureFixture[str], options: str, command: str
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "set_by_user", "variables"),
+    [
+        ("-np 2", "", "OMP_NUM_THREADS=1 "),
+        ("-np 2 -H here:2", "", "OMP_NUM_THREADS=1 "),
+        ("-np 2", "3", ""),
+        ("-np 1", "", ""),
+        ("-np 1 -H here:2", "", ""),
+    ],
+)
+@pytest.mark.parametrize("mpirun", [None, *MPIRUNS])
+def test_ranks_that_share_a_host_have_one_thread(
+    capsys: pytest.CaptureFixture[str],
+    mpiruns: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mpirun: str | None,
+    options: str,
+    set_by_user: str,
+    variables: str,
+) -> None:
+    if set_by_user:
+        monkeypatch.setenv("OMP_NUM_THREADS", set_by_user)
+    program = str(mpiruns / mpirun) if mpirun else "torchrun"
+    more = ["--mpirun", program] if mpirun else []
+    text = dry_run(capsys, *options.split(), *more, "true")
+    assert text.startswith(f"{variables}{program} "), text
+
+
+def test_ranks_on_hosts_of_their_own_have_all_threads(
+    capsys: pytest.CaptureFixture[str], mpiruns: Path
+) -> None:
+    mpirun = str(mpiruns / "openmpi5")
+    text = dry_run(capsys, "-np", "2", "--mpirun", mpirun, "-H", "here:1,far:1", "true")
+    assert text.startswith(f"{mpirun} "), text
+
+
+ALL = "-x OMP_NUM_THREADS -x PATH"
 BIND = "--bind-to none --map-by slot"
 LO4 = "--mca btl_tcp_if_include lo --mca oob_tcp_if_include lo"
 LO5 = "--mca btl_tcp_if_include lo --prtemca prte_if_include lo"
@@ -98,25 +137,25 @@ LO5 = "--mca btl_tcp_if_include lo --prtemca prte_if_include lo"
             "openmpi5",
             "-H here:1,far:2 --compression int8",
             "HVD_COMPRESSION=int8 ",
-            f"-np 2 -H here:1,far:2 --output tag {BIND} -x HVD_COMPRESSION -x PATH python a.py",
+            f"-np 2 -H here:1,far:2 --output tag {BIND} -x HVD_COMPRESSION {ALL} python a.py",
         ),
         (
             "openmpi5",
             "-H far:1,here:2",
             "MASTER_ADDR=far ",
-            f"-np 2 -H far:1,here:2 --output tag {BIND} -x MASTER_ADDR -x PATH python a.py",
+            f"-np 2 -H far:1,here:2 --output tag {BIND} -x MASTER_ADDR {ALL} python a.py",
         ),
         (
             "openmpi4",
             "-H far:1,here:2",
             "",
-            f"-np 2 -H far:1,here:2 --tag-output {BIND} -x PATH python a.py",
+            f"-np 2 -H far:1,here:2 --tag-output {BIND} {ALL} python a.py",
         ),
         (
             "openmpi4",
             "-H far:1,off:2",
             "MASTER_ADDR=far ",
-            f"-np 2 -H far:1,off:2 --tag-output {BIND} -x MASTER_ADDR -x PATH python a.py",
+            f"-np 2 -H far:1,off:2 --tag-output {BIND} -x MASTER_ADDR {ALL} python a.py",
         ),
         (
             "mpich",
@@ -142,14 +181,20 @@ LO5 = "--mca btl_tcp_if_include lo --prtemca prte_if_include lo"
 def test_mpirun(
     capsys: pytest.CaptureFixture[str],
     mpiruns: Path,
+    monkeypatch: pytest.MonkeyPatch,
     mpirun: str,
     options: str,
     variables: str,
     command: str,
 ) -> None:
     chosen = str(mpiruns / mpirun)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
     text = dry_run(capsys, "-np", "2", "--mpirun", chosen, *options.split(), "python a.py")
     assert text == f"{variables}{chosen} {command}"
+
+
+def test_an_open_mpi_by_another_name(mpiruns: Path) -> None:
+    assert hvdrun.version_of(str(mpiruns / "mpirun.openmpi")) == "Open MPI 4.1.4"
 
 
 @pytest.mark.parametrize("mpirun", ["openmpi5", "mpich"])
@@ -188,7 +233,7 @@ def test_the_mpirun_of_the_environment_is_taken_and_root_allowed(
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     (mpiruns / "mpirun").symlink_to("openmpi5")
     command = dry_run(capsys, "-np", "2", "--mpi", "true")
-    assert command.startswith(f"{mpiruns}/mpirun -np 2 -H localhost:2 --allow-run-as-root ")
+    assert f" {mpiruns}/mpirun -np 2 -H localhost:2 --allow-run-as-root " in command
 
 
 @pytest.mark.parametrize(

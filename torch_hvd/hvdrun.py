@@ -23,7 +23,7 @@ _NO_MPIRUN = (
     "name one with --mpirun"
 )
 _VERSIONS = {
-    "Open MPI": r"Open MPI\)? v?(\d\S*)",
+    "Open MPI": r"Open(?: MPI|RTE)\)? v?(\d\S*)",  # RTE by another name than mpirun
     "Intel MPI": r"Intel.*MPI.* Version (\S+)",
     "Hydra": r"^ *Version: +(\S+)",  # MPICH's
 }
@@ -90,12 +90,13 @@ def translate(
         ValueError: torchrun cannot do what is asked for, or the mpirun is none that is known.
         OSError: the mpirun cannot be run.
     """
+    if "OMP_NUM_THREADS" not in environ and _share_a_host(job):
+        # torchrun would do the same, and say so at length; by mpirun each would take all cores.
+        job = _with(job, {"OMP_NUM_THREADS": "1"})
     if mpirun is None:
         if job.mpi_args or job.binding_args:
             raise ValueError("--mpi-args and --binding-args are for mpirun: add --mpi")
-        # torchrun would do the same, and say so at length.
-        threads = {} if "OMP_NUM_THREADS" in environ else {"OMP_NUM_THREADS": "1"}
-        return _translate.torchrun(_with(job, threads))
+        return _translate.torchrun(job)
     kind, _, version = version_of(mpirun).rpartition(" ")
     major = int(version.split(".")[0]) if kind == "Open MPI" else None
     if job.remote and "MASTER_ADDR" not in environ:
@@ -103,6 +104,11 @@ def translate(
     if major is None:
         return _translate.hydra(job, mpirun)
     return _translate.open_mpi(job, mpirun, major, environ, os.geteuid() == 0)
+
+
+def _share_a_host(job: _translate.Job) -> bool:
+    """Whether a host may get several ranks."""
+    return job.size > 1 and any(slots > 1 for _, slots in job.hosts or [("", job.size)])
 
 
 def _with(job: _translate.Job, variables: Mapping[str, str]) -> _translate.Job:
