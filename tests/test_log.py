@@ -63,7 +63,7 @@ def test_description_of_a_codec(source: str) -> None:
     """Said where it is not used; elsewhere there is nothing to say."""
 
     def description(near: str, far: str, hosts: list[int]) -> str:
-        choice = _transport.Choice(near, far, hosts)
+        choice = _transport.Choice(near, far, hosts, [1] * len(hosts))
         connection = _transport.Connection(choice, _C.solo_transport())
         return _transport.describe(AUTO, _settings.Origin(source, "int8"), connection)
 

@@ -7,22 +7,34 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.cpp_extension import get_cxx_compiler
 
 from calls import check_group, cpu_backend
 from footprint import shared_names
 from launch import launch
-from libmpi import MPICH, MPICH_ABI, OPEN_MPI, needs_mpich, needs_open_mpi
+from libmpi import (
+    MPICH,
+    MPICH_ABI,
+    OPEN_MPI,
+    SYSTEMS_OPEN_MPI_4,
+    needs_mpich,
+    needs_open_mpi,
+    needs_systems_open_mpi_4,
+)
 from libmpi import launch as launch_by_mpi
+from mpiruns import SYSTEMS_OPEN_MPI
 from ranks import RankPool, bare_store
 from torch_hvd import _mpi
 
 SCRIPT = Path(__file__).with_name("mpi_script.py")
+MPI4PY_SCRIPT = Path(__file__).with_name("mpi4py_script.py")
 OVER_MPI = {"HVD_TRANSPORT": "mpi"}
 OF_SRUN = {
     **dict.fromkeys(("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"), "0"),
@@ -117,6 +129,24 @@ def test_a_rank_without_a_library() -> None:
 def test_a_library_that_is_no_mpi() -> None:
     error = same_error(["libm.so.6", str(MPICH)])
     assert "rank 0:" in error and "has no MPI_Get_library_version" in error
+
+
+@pytest.mark.parametrize(
+    ("says", "has"),
+    [("Acme MPI 1.0", "int MPI_Send;"), ("Open MPI v3.1.6, package", "int ompi_mpi_comm_world;")],
+)
+def test_an_mpi_that_is_not_known(tmp_path: Path, says: str, has: str) -> None:
+    source, library = tmp_path / "mpi.cpp", tmp_path / "libmpi.so"
+    source.write_text(
+        "#include <cstring>\n"
+        f'extern "C" {{ {has} int MPI_Get_library_version(char* text, int*) '
+        f'{{ std::strcpy(text, "{says}\\nand more"); return 0; }} }}\n'
+    )
+    compiler = get_cxx_compiler()
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
+    with pytest.raises(ValueError, match="is an MPI that is not known here") as caught:
+        _mpi._C.open_mpi([str(library)])
+    assert f"{library} is an MPI that is not known here: {says}; known are" in str(caught.value)
 
 
 @needs_open_mpi
@@ -247,6 +277,32 @@ def test_launched(launcher: str, size: int) -> None:
     ended = launch_by_mpi(launcher, size, SCRIPT)
     assert ended.returncode == 0, ended.stdout
     assert ended.stdout.count("all well") == size, ended.stdout
+
+
+@needs_systems_open_mpi_4
+def test_launched_by_open_mpi_4() -> None:
+    env = {"HVD_LIBMPI": str(SYSTEMS_OPEN_MPI_4), "HVD_LOG": "info"}
+    ended = launch_by_mpi(SYSTEMS_OPEN_MPI, 2, SCRIPT, env=env)
+    assert ended.returncode == 0, ended.stdout
+    assert ended.stdout.count("all well") == 2, ended.stdout
+    assert "2 ranks on 1 host: mpi (Open MPI 4." in ended.stdout, ended.stdout
+
+
+@pytest.mark.parametrize(("level", "turns"), [("multiple", 0), ("serialized", 1)])
+@pytest.mark.parametrize(
+    ("launcher", "library"),
+    [
+        pytest.param("openmpi", OPEN_MPI, marks=needs_open_mpi),
+        pytest.param("mpich", MPICH, marks=needs_mpich),
+    ],
+)
+def test_started_by_mpi4py(launcher: str, library: Path, level: str, turns: int) -> None:
+    """Which has MPI before hvd, and ends it."""
+    pytest.importorskip("mpi4py", reason="needs `pip install mpi4py`")
+    ended = launch_by_mpi(launcher, 2, MPI4PY_SCRIPT, level, env={"MPI4PY_LIBMPI": str(library)})
+    assert ended.returncode == 0, ended.stdout
+    printed = [ended.stdout.count(text) for text in ("all well", "MPI runs on", "they take turns")]
+    assert printed == [2, 2, 2 * turns], ended.stdout
 
 
 @pytest.mark.parametrize(

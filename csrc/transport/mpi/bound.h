@@ -91,6 +91,35 @@ class BoundMessages final : public Messages {
   int source_ = -1;
 };
 
+/// Has a communicator return its errors, as long as this lives: the world's
+/// handler is that of whoever has started MPI, and mostly ends the job. Not for
+/// two threads at once: nor does c10d make groups so.
+template <typename Abi>
+class ErrorsReturned {
+ public:
+  ErrorsReturned(const Table<Abi>& table, typename Abi::Comm comm)
+      : table_(table), comm_(comm) {
+    table_.call(table_.comm_get_errhandler, comm_, &before_);
+    table_.call(
+        table_.comm_set_errhandler, comm_, table_.predefined.errors_return);
+  }
+  ErrorsReturned(const ErrorsReturned&) = delete;
+  ErrorsReturned& operator=(const ErrorsReturned&) = delete;
+  ~ErrorsReturned() {
+    try {
+      table_.call(table_.comm_set_errhandler, comm_, before_);
+      table_.call(table_.errhandler_free, &before_);
+    } catch (const TransportError&) {
+      // It stays then.
+    }
+  }
+
+ private:
+  const Table<Abi>& table_;
+  const typename Abi::Comm comm_;
+  typename Abi::Errhandler before_{};
+};
+
 template <typename Abi>
 class BoundCommunicator final : public Communicator {
  public:
@@ -126,6 +155,7 @@ class BoundCommunicator final : public Communicator {
 
   std::unique_ptr<Communicator> create(const std::vector<int>& ranks, int tag)
       override {
+    const ErrorsReturned<Abi> meanwhile(table_, comm_);
     typename Abi::Group all{};
     table_.call(table_.comm_group, comm_, &all);
     typename Abi::Group some{};

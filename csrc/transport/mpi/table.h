@@ -36,7 +36,8 @@ class Table {
       (library.bind(functions.address, functions.name), ...);
     };
     bind(initialized, finalized, init_thread, query_thread, finalize);
-    bind(comm_rank, comm_size, comm_get_attr, comm_set_errhandler, comm_free);
+    bind(comm_rank, comm_size, comm_get_attr, comm_free);
+    bind(comm_get_errhandler, comm_set_errhandler, errhandler_free);
     bind(comm_group, comm_create_group, group_incl, group_free);
     bind(isend, irecv, test, cancel, iprobe, error_string);
   }
@@ -70,7 +71,9 @@ class Table {
   Function<Comm, int*> comm_rank{"MPI_Comm_rank"};
   Function<Comm, int*> comm_size{"MPI_Comm_size"};
   Function<Comm, int, void*, int*> comm_get_attr{"MPI_Comm_get_attr"};
+  Function<Comm, Errhandler*> comm_get_errhandler{"MPI_Comm_get_errhandler"};
   Function<Comm, Errhandler> comm_set_errhandler{"MPI_Comm_set_errhandler"};
+  Function<Errhandler*> errhandler_free{"MPI_Errhandler_free"};
   Function<Comm*> comm_free{"MPI_Comm_free"};
   Function<Comm, Group*> comm_group{"MPI_Comm_group"};
   Function<Comm, Group, int, Comm*> comm_create_group{"MPI_Comm_create_group"};
