@@ -14,6 +14,7 @@ import pytest
 import torch.distributed as dist
 
 import torch_hvd
+from libmpi import needs_mpich
 from mpiruns import KINDS, ROOT, environment, left_of, mpirun, plain
 
 pytestmark = pytest.mark.timeout(180)
@@ -248,20 +249,32 @@ def test_ctrl_c_leaves_no_process(hvdrun: list[str], number: int) -> None:
     assert left_of(token) == []
 
 
-def train(command: list[str], results: Path) -> dict[str, Any]:
+def train(command: list[str], results: Path, wanted: str, transport: str) -> dict[str, Any]:
     options = ["--model", "mlp", "--epochs", "2", "--json", str(results)]
-    ran = run([*command, sys.executable, str(DIGITS), *options])
+    script = [sys.executable, str(DIGITS), *options]
+    ran = run([*command, *script], HVD_TRANSPORT=wanted, HVD_LOG="info")
     assert ran.returncode == 0, ran.stderr
+    assert f"2 ranks on 1 host: {transport} (" in ran.stderr
     return json.loads(results.read_text())
 
 
+@pytest.mark.parametrize(
+    ("wanted", "transport"), [("auto", "shm"), pytest.param("mpi", "mpi", marks=needs_mpich)]
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_example_trains_alike_under_every_launcher(tmp_path: Path, kind: str) -> None:
+def test_the_example_trains_alike_under_every_launcher(
+    tmp_path: Path, kind: str, wanted: str, transport: str
+) -> None:
+    """torchrun starts no MPI: there it is MPICH."""
     found = mpirun(kind, tmp_path)
+    commands = [
+        plain(kind, found, 2),
+        [*HVDRUN, "-np", "2", "--mpirun", found],
+        [*HVDRUN, "-np", "2"],
+    ]
     results = [
-        train(plain(kind, found, 2), tmp_path / "mpirun.json"),
-        train([*HVDRUN, "-np", "2", "--mpirun", found], tmp_path / "hvdrun-mpi.json"),
-        train([*HVDRUN, "-np", "2"], tmp_path / "hvdrun.json"),
+        train(command, tmp_path / f"{number}.json", wanted, transport)
+        for number, command in enumerate(commands)
     ]
     for result in results:
         assert (result["world_size"], result["tested"], result["backend"]) == (2, 360, "hvd")
