@@ -42,7 +42,8 @@ void bind_mpi(py::module_& module) {
       .def_readonly("world", &World::Place::name)
       .def_readonly("rank", &World::Place::rank)
       .def_readonly("size", &World::Place::size)
-      .def_readonly("any_threads", &World::Place::any_threads);
+      .def_readonly("any_threads", &World::Place::any_threads)
+      .def_readonly("cuda_aware", &World::Place::cuda_aware);
 
   using Rank = MpiTransport::Rank;
   py::class_<Rank>(module, "MpiRank")
@@ -83,13 +84,16 @@ void bind_mpi(py::module_& module) {
       [](int rank,
          const std::vector<Rank>& ranks,
          int tag,
-         double ranks_per_core) -> std::unique_ptr<Transport> {
-        return std::make_unique<MpiTransport>(rank, ranks, tag, ranks_per_core);
+         double ranks_per_core,
+         bool cuda_aware) -> std::unique_ptr<Transport> {
+        return std::make_unique<MpiTransport>(
+            rank, ranks, tag, ranks_per_core, cuda_aware);
       },
       py::arg("rank"),
       py::arg("ranks"),
       py::arg("tag"),
       py::arg("ranks_per_core"),
+      py::arg("cuda_aware"),
       without_gil);
 }
 

@@ -174,4 +174,4 @@ def test_table_of_mpi(tmp_path: Path) -> None:
 @needs_mpich
 def test_table_of_mpich(tmp_path: Path) -> None:
     found = facts(tmp_path, HVD_LIBMPI=str(MPICH_ABI))["mpi"]
-    assert re.fullmatch(rf"yes: MPICH 5\S*, ABI of MPI 5, {MPICH_ABI}", found)
+    assert re.fullmatch(rf"yes: MPICH 5\S*, ABI of MPI 5, {MPICH_ABI}; not CUDA-aware", found)

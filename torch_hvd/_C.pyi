@@ -184,6 +184,9 @@ class MpiPlace:
     @property
     def any_threads(self) -> bool:
         """Whether threads may call at once; else they take turns."""
+    @property
+    def cuda_aware(self) -> bool:
+        """Whether the library takes the memory of CUDA devices."""
 
 class MpiRank:
     """What `mpi_transport` needs to know of a rank.
@@ -198,7 +201,7 @@ class MpiRank:
     def __init__(self, number: int, life: int, by_tcp: bool) -> None: ...
 
 def mpi_transport(
-    rank: int, ranks: Sequence[MpiRank], tag: int, ranks_per_core: float
+    rank: int, ranks: Sequence[MpiRank], tag: int, ranks_per_core: float, cuda_aware: bool
 ) -> Transport:
     """Of a part of the MPI world, whose processes all make it now.
 
@@ -206,6 +209,7 @@ def mpi_transport(
         rank: of this process among `ranks`.
         tag: an even one, the same on every rank, of no other group that is being made.
         ranks_per_core: how many ranks of this host share a core.
+        cuda_aware: the library is, on every rank.
     """
 
 def mpi_is_loaded(name: str) -> bool:

@@ -80,7 +80,11 @@ def _mpi() -> str:
         library = _C.open_mpi(_mpi.candidates(os.environ))
     except (ImportError, ValueError) as error:
         return f"no: {error}"
-    text = f"yes: {library.name}, {library.abi}, {library.path}"
+    try:
+        awareness = "" if _mpi.is_cuda_aware(library.path, os.environ) else "not "
+    except ValueError as error:
+        awareness = f"{error}, so perhaps not "
+    text = f"yes: {library.name}, {library.abi}, {library.path}; {awareness}CUDA-aware"
     return text if library.speaks_pmi else f"{text}; only under mpirun"
 
 

@@ -10,6 +10,7 @@ import functools
 import itertools
 import os
 import secrets
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -28,6 +29,15 @@ _STANDARD, _MPICH, _OPEN_MPI = "libmpi_abi.so.1", "libmpi.so.12", "libmpi.so.40"
 # With one of these an MPI leaves PMI to its process manager's own library.
 _PMI_OF_MANAGERS = ("libpmi.so.0", "libpmi2.so.0")
 
+
+# Asked by a process of its own, for MPI starts only once in one, and has to run to know.
+_ASK_CUDA = """
+import sys
+from torch_hvd._load import _C
+_C.open_mpi(sys.argv[1:])
+_C.start_launched_mpi()
+print(_C.mpi_place().cuda_aware)
+"""
 
 # MPI promises tags up to 32767; each group takes two.
 _tags = itertools.cycle(range(0, 32768, 2))
@@ -105,6 +115,26 @@ def candidates(environ: Mapping[str, str]) -> list[str]:
         found += [str(path) for path in here if path.exists()]
         found += names
     return found
+
+
+def is_cuda_aware(path: str, environ: Mapping[str, str]) -> bool:
+    """Whether the library of that file takes the memory of CUDA devices.
+
+    Raises:
+        ValueError: it does not start here; says how that went.
+    """
+    # Whoever has these starts as a part of the world that they tell of.
+    ours = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_")
+    alone = {name: value for name, value in environ.items() if not name.startswith(ours)}
+    alone["OMPI_MCA_btl"] = "self"  # or Open MPI leaves a name in /dev/shm
+    command = [sys.executable, "-c", _ASK_CUDA, path]
+    try:
+        asked = subprocess.run(command, env=alone, capture_output=True, text=True, timeout=30)
+    except subprocess.TimeoutExpired:
+        raise ValueError("MPI_Init took more than 30 s") from None
+    if asked.returncode != 0:
+        raise ValueError(f"MPI_Init ended with status {asked.returncode}")
+    return asked.stdout.split()[-1:] == ["True"]
 
 
 def _exchange(store: Store, topic: str, rank: int, size: int, mine: Any) -> list[Any]:
@@ -203,6 +233,16 @@ def _check_places(places: list[dict[str, Any]], library: str) -> None:
         raise _store.Unavailable("the ranks of the group are not in one MPI world")
 
 
+def _cuda_awareness(places: list[dict[str, Any]]) -> str:
+    """Where ranks can hand MPI the memory of their GPUs, for people."""
+    lacking = [rank for rank, place in enumerate(places) if not place["cuda_aware"]]
+    if not lacking:
+        return "CUDA-aware"
+    if len(lacking) == len(places):
+        return "not CUDA-aware"
+    return f"not CUDA-aware on rank {lacking[0]}"
+
+
 def _forget_names() -> None:
     """Take away the names of the memory that MPICH shares on this host; all ranks have it by now.
 
@@ -238,7 +278,7 @@ def connect(
     ranks_per_core: float,
     timeout: timedelta,
     only_if_it_fits: bool = False,
-) -> tuple[_C.Transport, str]:
+) -> tuple[_C.Transport, tuple[str, ...]]:
     """Connect the ranks of a group, and start MPI if it does not run yet.
 
     Args:
@@ -250,7 +290,7 @@ def connect(
         only_if_it_fits: do not start a library that is likely not the launcher's.
 
     Returns:
-        The transport, and the name of the library.
+        The transport, and what is of interest of the library.
 
     Raises:
         Unavailable: MPI cannot be had.
@@ -273,6 +313,7 @@ def connect(
         "host": _shm.host_id({}),
         "pid": os.getpid(),
         "fast": has_fast_network(),
+        "cuda_aware": place.cuda_aware,
         "tag": next(_tags),
     }
     places = _exchange(store, "place", rank, size, mine)
@@ -287,4 +328,7 @@ def connect(
         )
         for host, theirs in zip(hosts, places, strict=True)
     ]
-    return _C.mpi_transport(rank, ranks, places[0]["tag"], ranks_per_core), library
+    # Of one library that is and one that is not, the two sides of a message might not match.
+    cuda_aware = all(theirs["cuda_aware"] for theirs in places)
+    transport = _C.mpi_transport(rank, ranks, places[0]["tag"], ranks_per_core, cuda_aware)
+    return transport, (library, _cuda_awareness(places))

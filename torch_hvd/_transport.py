@@ -169,10 +169,10 @@ def _connect_far(
     part = PrefixStore(choice.far, store)
     ranks_per_core = choice.ranks_per_core(rank)
     if choice.far == "mpi":
-        far, library = _mpi.connect(
+        far, found = _mpi.connect(
             part, rank, choice.hosts, ranks_per_core, timeout, only_if_it_fits
         )
-        return far, [library]
+        return far, [*found]
     if choice.far == "gloo":
         from torch_hvd import _gloo  # which not every torch has
 

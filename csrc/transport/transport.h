@@ -84,7 +84,8 @@ struct Sent {
 /// start the verbs of a group in one order, and that is the engine's task.
 /// Returning: a verb returns at once with a Request; buffers belong to the
 /// transport until Request::wait() returns. The transport keeps the tensors
-/// alive. Devices: host memory.
+/// alive. Devices: memory of the host, and of what takes_memory_of() says; no
+/// stream knows of a verb, so the device has to be done with the buffers.
 class Transport {
  public:
   /// `hosts`: where messages inside a host are cheaper than between hosts.
@@ -114,6 +115,11 @@ class Transport {
   /// Whether requests go on without a thread that waits for one of them.
   virtual bool moves_by_itself() const {
     return true;
+  }
+
+  /// Whether buffers may be in the memory of such a device.
+  virtual bool takes_memory_of(c10::DeviceType device) const {
+    return device == at::kCPU;
   }
 
   /// Does what a waiting thread would for all requests, until then.

@@ -76,6 +76,19 @@ bool Library::has_standard_abi() const {
       major == 1;
 }
 
+bool Library::is_cuda_aware() const {
+  // Extensions: of MPICH's two the other ends the process in some releases.
+  constexpr int kCuda = 0;
+  if (auto* const mpich = reinterpret_cast<int (*)(int, int*)>(
+          dlsym(handle_, "MPIX_GPU_query_support"))) {
+    int is_supported = 0;
+    return mpich(kCuda, &is_supported) == 0 && is_supported == 1;
+  }
+  auto* const open_mpi =
+      reinterpret_cast<int (*)()>(dlsym(handle_, "MPIX_Query_cuda_support"));
+  return open_mpi != nullptr && open_mpi() == 1;
+}
+
 std::string Library::version_text() const {
   int (*get_version)(char*, int*) = nullptr;
   bind(get_version, "MPI_Get_library_version");

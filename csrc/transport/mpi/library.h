@@ -32,6 +32,9 @@ class Library {
   bool speaks_pmi() const {
     return speaks_pmi_;
   }
+  /// Whether messages may be in the memory of CUDA devices. MPI runs: before it
+  /// does Open MPI says no, and MPICH ends the process.
+  bool is_cuda_aware() const;
 
   /// Throws std::invalid_argument where the library has no such symbol.
   void* symbol(const char* name) const;

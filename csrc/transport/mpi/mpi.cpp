@@ -86,8 +86,10 @@ MpiTransport::MpiTransport(
     int rank,
     const std::vector<Rank>& ranks,
     int tag,
-    double ranks_per_core)
+    double ranks_per_core,
+    bool cuda_aware)
     : Transport(rank, static_cast<int>(ranks.size())),
+      cuda_aware_(cuda_aware),
       peers_(std::vector<pid_t>(ranks.size(), -1), column(ranks, &Rank::life)),
       part_bytes_(part_bytes_among(ranks)),
       own_(

@@ -33,11 +33,13 @@ class MpiTransport final : public Transport {
   /// `ranks`: by their numbers in the group; all of them make it now. `tag`:
   /// even, the same on all, and of no other group made at that time.
   /// `ranks_per_core`: how many ranks of this host share a core.
+  /// `cuda_aware`: whether the library is on all of them.
   MpiTransport(
       int rank,
       const std::vector<Rank>& ranks,
       int tag,
-      double ranks_per_core);
+      double ranks_per_core,
+      bool cuda_aware);
   ~MpiTransport() override;
 
   const char* name() const override {
@@ -45,6 +47,9 @@ class MpiTransport final : public Transport {
   }
   bool moves_by_itself() const override {
     return false;
+  }
+  bool takes_memory_of(c10::DeviceType device) const override {
+    return device == at::kCPU || (device == at::kCUDA && cuda_aware_);
   }
   /// Also sees to the user's messages that were dropped.
   void attend(Deadline until) override;
@@ -108,6 +113,7 @@ class MpiTransport final : public Transport {
   void drop(std::shared_ptr<Pending> pending) noexcept;
   void cancel(const std::shared_ptr<Pending>& pending);
 
+  const bool cuda_aware_;
   const shm::Peers peers_;
   const std::vector<int64_t> part_bytes_; ///< of exchanges, by peer
   const std::unique_ptr<mpi::Communicator> own_; ///< for exchanges

@@ -81,6 +81,7 @@ void World::adopt() {
       !calls_->is_finalised(),
       "MPI was finalised in this process; it cannot be started again");
   place_.any_threads = calls_->settle_threads();
+  place_.cuda_aware = library_->is_cuda_aware();
   communicator_ = calls_->world();
   place_.rank = communicator_->rank();
   place_.size = communicator_->size();

@@ -24,6 +24,7 @@ class World {
     int rank;
     int size;
     bool any_threads; ///< whether threads may call at once
+    bool cuda_aware; ///< see Library
   };
 
   static World& instance();
