@@ -25,15 +25,21 @@ at::Tensor stand_in_for(const at::Tensor& tensor) {
 
 /// Whether its memory is what it shows: a conjugate may be a view of what it is
 /// the conjugate of.
-bool can_stay(const at::Tensor& tensor) {
-  return tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_conj() &&
-      !tensor.is_neg();
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+bool can_stay(const Collective& collective, const at::Tensor& tensor) {
+  const bool in_reach = tensor.is_cpu() ||
+      (collective.stays_on_device &&
+       collective.on_device->device() == tensor.device());
+  return in_reach && is_plain(tensor);
 }
 
 /// Reads: the tensor, or a contiguous copy of it. Detached, for the caller may
 /// give `tensor` other memory while the collective is under way.
 at::Tensor source(Collective& collective, const at::Tensor& tensor) {
-  if (can_stay(tensor)) {
+  if (can_stay(collective, tensor)) {
     return tensor.detach();
   }
   auto stand_in = stand_in_for(tensor);
@@ -43,7 +49,7 @@ at::Tensor source(Collective& collective, const at::Tensor& tensor) {
 
 /// Writes: the tensor, or a contiguous one that is copied back.
 at::Tensor target(Collective& collective, const at::Tensor& tensor) {
-  if (can_stay(tensor)) {
+  if (can_stay(collective, tensor)) {
     return tensor.detach();
   }
   check_writable(name(collective.signature.verb), tensor);
@@ -55,7 +61,7 @@ at::Tensor target(Collective& collective, const at::Tensor& tensor) {
 /// Reads and writes.
 at::Tensor in_place(Collective& collective, const at::Tensor& tensor) {
   auto stand_in = source(collective, tensor);
-  if (!can_stay(tensor)) {
+  if (!can_stay(collective, tensor)) {
     check_writable(name(collective.signature.verb), tensor);
     collective.copy_back.emplace_back(tensor.detach(), stand_in);
   }
@@ -92,6 +98,22 @@ uint64_t hash_of(const std::vector<int64_t>& counts) {
     hash = (hash ^ static_cast<uint64_t>(count)) * 0x100000001b3;
   }
   return hash;
+}
+
+int64_t most_elements(const std::vector<at::Tensor>& tensors) {
+  int64_t most = 0;
+  for (const auto& tensor : tensors) {
+    most = std::max(most, tensor.numel());
+  }
+  return most;
+}
+
+int64_t all_elements(const std::vector<at::Tensor>& tensors) {
+  int64_t all = 0;
+  for (const auto& tensor : tensors) {
+    all += tensor.numel();
+  }
+  return all;
 }
 
 uint64_t hash_counts(const std::vector<at::Tensor>& tensors) {
@@ -160,13 +182,17 @@ std::vector<at::Tensor> split(
 
 } // namespace
 
-Collective Arguments::make(Verb verb, const at::Tensor& like) const {
+Collective Arguments::make(Verb verb, const at::Tensor& like, int64_t count)
+    const {
   check_device(name(verb), like);
   Collective collective;
   collective.signature.verb = verb;
   collective.signature.dtype = like.scalar_type();
+  collective.signature.count = count;
   if (has_streams(like.device())) {
     collective.on_device = std::make_shared<StreamMark>(like.device());
+    collective.stays_on_device =
+        engine_.takes_in_place(collective, like.device().type());
   }
   collective.timeout = timeout_;
   collective.divisor = size_;
@@ -189,8 +215,8 @@ Collective Arguments::allreduce(
     const at::Tensor& tensor,
     const c10d::ReduceOp& op) const {
   const bool sparse = tensor.is_sparse();
-  auto collective =
-      make(sparse ? Verb::SparseAllreduce : Verb::Allreduce, tensor);
+  auto collective = sparse ? make(Verb::SparseAllreduce, tensor)
+                           : make(Verb::Allreduce, tensor, tensor.numel());
   auto& signature = collective.signature;
   check_op(signature.verb, signature.dtype, op);
   signature.op = op;
@@ -206,7 +232,6 @@ Collective Arguments::allreduce(
     return collective;
   }
   check_dense(name(signature.verb), tensor);
-  signature.count = tensor.numel();
   const auto out = in_place(collective, tensor);
   collective.inputs = {premultiplied(collective, out, op)};
   collective.outputs = {out};
@@ -217,12 +242,11 @@ Collective Arguments::reduce(
     const at::Tensor& tensor,
     const c10d::ReduceOp& op,
     int64_t root) const {
-  auto collective = make(Verb::Reduce, tensor);
+  auto collective = make(Verb::Reduce, tensor, tensor.numel());
   check_dense(name(Verb::Reduce), tensor);
   check_op(Verb::Reduce, tensor.scalar_type(), op);
   set_root(collective, root);
   collective.signature.op = op;
-  collective.signature.count = tensor.numel();
   const auto in =
       rank_ == root ? in_place(collective, tensor) : source(collective, tensor);
   collective.inputs = {premultiplied(collective, in, op)};
@@ -233,10 +257,9 @@ Collective Arguments::reduce(
 }
 
 Collective Arguments::broadcast(const at::Tensor& tensor, int64_t root) const {
-  auto collective = make(Verb::Broadcast, tensor);
+  auto collective = make(Verb::Broadcast, tensor, tensor.numel());
   check_dense(name(Verb::Broadcast), tensor);
   set_root(collective, root);
-  collective.signature.count = tensor.numel();
   if (rank_ == root) {
     collective.inputs = {source(collective, tensor)};
   } else {
@@ -248,14 +271,12 @@ Collective Arguments::broadcast(const at::Tensor& tensor, int64_t root) const {
 Collective Arguments::allgather(
     const std::vector<at::Tensor>& outputs,
     const at::Tensor& input) const {
-  auto collective = make(Verb::Allgather, input);
+  auto collective = make(Verb::Allgather, input, most_elements(outputs));
   check_dense(name(Verb::Allgather), input);
   check_count(Verb::Allgather, "output tensors", outputs.size(), size_);
   for (const auto& output : outputs) {
     check_dtype(Verb::Allgather, output, input);
     collective.outputs.push_back(target(collective, output));
-    collective.signature.count =
-        std::max(collective.signature.count, output.numel());
   }
   check_numel(
       Verb::Allgather,
@@ -270,12 +291,11 @@ Collective Arguments::allgather(
 Collective Arguments::allgather_into(
     const at::Tensor& output,
     const at::Tensor& input) const {
-  auto collective = make(Verb::Allgather, input);
+  auto collective = make(Verb::Allgather, input, input.numel());
   check_dense(name(Verb::Allgather), input);
   check_dtype(Verb::Allgather, output, input);
   check_numel(Verb::Allgather, "the output", output, input.numel() * size_);
   collective.outputs = pieces(target(collective, output), size_);
-  collective.signature.count = input.numel();
   collective.signature.counts_hash = hash_counts(collective.outputs);
   collective.inputs = {source(collective, input)};
   return collective;
@@ -285,7 +305,7 @@ Collective Arguments::gather(
     const std::vector<at::Tensor>& outputs,
     const at::Tensor& input,
     int64_t root) const {
-  auto collective = make(Verb::Gather, input);
+  auto collective = make(Verb::Gather, input, input.numel());
   check_dense(name(Verb::Gather), input);
   set_root(collective, root);
   check_count(
@@ -299,7 +319,6 @@ Collective Arguments::gather(
     check_numel(Verb::Gather, "an output", output, input.numel());
     collective.outputs.push_back(target(collective, output));
   }
-  collective.signature.count = input.numel();
   collective.inputs = {source(collective, input)};
   return collective;
 }
@@ -308,7 +327,7 @@ Collective Arguments::scatter(
     const at::Tensor& output,
     const std::vector<at::Tensor>& inputs,
     int64_t root) const {
-  auto collective = make(Verb::Scatter, output);
+  auto collective = make(Verb::Scatter, output, output.numel() * size_);
   check_dense(name(Verb::Scatter), output);
   set_root(collective, root);
   check_count(
@@ -322,7 +341,6 @@ Collective Arguments::scatter(
     check_numel(Verb::Scatter, "an input", input, output.numel());
     collective.inputs.push_back(source(collective, input));
   }
-  collective.signature.count = output.numel() * size_;
   collective.outputs = {target(collective, output)};
   return collective;
 }
@@ -331,7 +349,7 @@ Collective Arguments::reduce_scatter(
     const at::Tensor& output,
     const std::vector<at::Tensor>& inputs,
     const c10d::ReduceOp& op) const {
-  auto collective = make(Verb::ReduceScatter, output);
+  auto collective = make(Verb::ReduceScatter, output, all_elements(inputs));
   auto& signature = collective.signature;
   check_dense(name(Verb::ReduceScatter), output);
   check_count(Verb::ReduceScatter, "input tensors", inputs.size(), size_);
@@ -340,7 +358,6 @@ Collective Arguments::reduce_scatter(
     check_dtype(Verb::ReduceScatter, input, output);
     collective.inputs.push_back(
         premultiplied(collective, source(collective, input), op));
-    signature.count += input.numel();
   }
   check_numel(Verb::ReduceScatter, "the output", output, inputs[rank_].numel());
   signature.op = op;
@@ -409,14 +426,24 @@ Collective Arguments::barrier() const {
   return collective;
 }
 
-at::Tensor Arguments::to_send(const at::Tensor& tensor) {
+bool Arguments::in_reach_of_messages(const at::Tensor& tensor) const {
+  return engine_.transport().takes_memory_of(tensor.device().type()) &&
+      is_plain(tensor);
+}
+
+at::Tensor Arguments::to_send(const at::Tensor& tensor) const {
   check_dense("send", tensor);
+  if (in_reach_of_messages(tensor)) {
+    StreamMark(tensor.device()).wait();
+    return tensor.detach();
+  }
   return tensor.detach().cpu().contiguous().resolve_conj().resolve_neg();
 }
 
-at::Tensor Arguments::to_receive(const at::Tensor& tensor) {
+at::Tensor Arguments::to_receive(const at::Tensor& tensor) const {
   check_dense("recv", tensor);
-  if (can_stay(tensor)) {
+  // A device may not be done with the memory, and who receives does not wait.
+  if (in_reach_of_messages(tensor) && stream_is_idle(tensor.device())) {
     return tensor.detach();
   }
   check_writable("recv", tensor);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "common/collective.h"
+#include "engine/engine.h"
 
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
@@ -12,13 +13,17 @@ namespace hvd {
 /// first and throws an error that echoes what was given and says what is
 /// allowed; nothing has been sent then.
 ///
-/// Tensors are dense CPU tensors of any strides; those that are not contiguous
-/// get a contiguous stand-in, filled when the collective starts and copied back
-/// when it is done. `rank` and `size` are the group's.
+/// Tensors are dense, of any strides; those that are not contiguous, or on a
+/// device from which `engine` does not move them, get a contiguous stand-in on
+/// the host, filled when the collective starts and copied back when it is done.
 class Arguments {
  public:
-  Arguments(int rank, int size, std::chrono::milliseconds timeout)
-      : rank_(rank), size_(size), timeout_(timeout) {}
+  /// `engine`: of the group; outlives this.
+  Arguments(const Engine& engine, std::chrono::milliseconds timeout)
+      : engine_(engine),
+        rank_(engine.transport().rank()),
+        size_(engine.transport().size()),
+        timeout_(timeout) {}
 
   /// In place. A sparse COO tensor becomes a sparse all_reduce (SUM or AVG).
   Collective allreduce(const at::Tensor& tensor, const c10d::ReduceOp& op)
@@ -80,16 +85,20 @@ class Arguments {
   Collective barrier() const;
 
   /// What a message is sent from: the tensor, or a contiguous copy of it.
-  static at::Tensor to_send(const at::Tensor& tensor);
+  /// Blocks until a device has computed it.
+  at::Tensor to_send(const at::Tensor& tensor) const;
 
   /// What a message is received into: the tensor, or a contiguous stand-in that
   /// has yet to be copied to it.
-  static at::Tensor to_receive(const at::Tensor& tensor);
+  at::Tensor to_receive(const at::Tensor& tensor) const;
 
  private:
-  Collective make(Verb verb, const at::Tensor& like) const;
+  /// `count`: as in Signature.
+  Collective make(Verb verb, const at::Tensor& like, int64_t count = 0) const;
+  bool in_reach_of_messages(const at::Tensor& tensor) const;
   void set_root(Collective& collective, int64_t root) const;
 
+  const Engine& engine_;
   const int rank_;
   const int size_;
   const std::chrono::milliseconds timeout_;

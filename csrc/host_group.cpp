@@ -36,9 +36,7 @@ HostGroup::HostGroup(
 
 Arguments HostGroup::arguments(std::chrono::milliseconds timeout) const {
   return {
-      rank_,
-      size_,
-      timeout == c10d::kUnsetTimeout ? options_->timeout : timeout};
+      *engine_, timeout == c10d::kUnsetTimeout ? options_->timeout : timeout};
 }
 
 HostGroup::WorkPtr HostGroup::submit(
@@ -368,7 +366,7 @@ void HostGroup::check_peer(const char* verb, int peer) {
 HostGroup::WorkPtr HostGroup::send(Tensors& tensors, int peer, int tag) {
   check_message("send", tensors, tag);
   check_peer("send", peer);
-  const auto buffer = Arguments::to_send(tensors[0]);
+  const auto buffer = arguments(options_->timeout).to_send(tensors[0]);
   const auto record = this->record("hvd:send", peer, tensors);
   // Nothing is copied back after a send: the buffer is the tensor to the work.
   return noted(
@@ -388,7 +386,7 @@ HostGroup::WorkPtr HostGroup::send(Tensors& tensors, int peer, int tag) {
 HostGroup::WorkPtr HostGroup::recv(Tensors& tensors, int peer, int tag) {
   check_message("recv", tensors, tag);
   check_peer("recv", peer);
-  const auto buffer = Arguments::to_receive(tensors[0]);
+  const auto buffer = arguments(options_->timeout).to_receive(tensors[0]);
   const auto record = this->record("hvd:recv", peer, tensors);
   return noted(
       c10::make_intrusive<MessageWork>(
@@ -406,7 +404,7 @@ HostGroup::WorkPtr HostGroup::recv(Tensors& tensors, int peer, int tag) {
 
 HostGroup::WorkPtr HostGroup::recvAnysource(Tensors& tensors, int tag) {
   check_message("recv", tensors, tag);
-  const auto buffer = Arguments::to_receive(tensors[0]);
+  const auto buffer = arguments(options_->timeout).to_receive(tensors[0]);
   const auto record = this->record("hvd:recv", -1, tensors);
   return noted(
       c10::make_intrusive<MessageWork>(

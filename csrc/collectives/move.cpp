@@ -3,6 +3,7 @@
 
 #include "collectives/running.h"
 #include "collectives/shards.h"
+#include "collectives/stand_ins.h"
 
 namespace hvd {
 
@@ -22,9 +23,12 @@ class Move final : public Running {
   RequestPtr request_;
 };
 
-void copy_if_apart(const at::Tensor& to, const at::Tensor& from) {
+void copy_own(
+    const Collective& collective,
+    const at::Tensor& to,
+    const at::Tensor& from) {
   if (to.const_data_ptr() != from.const_data_ptr()) {
-    to.view({-1}).copy_(from.view({-1}));
+    copy_apart(collective, [&] { flat(to).copy_(flat(from)); });
   }
 }
 
@@ -64,7 +68,7 @@ RunningPtr start_move(const Collective& collective, Transport& transport) {
   auto request = transport.exchange(sends, receives, first_lane(collective));
   if (keeps_own) { // while the rest is on its way
     const int rank = transport.rank();
-    copy_if_apart(for_peer(outputs, rank), for_peer(inputs, rank));
+    copy_own(collective, for_peer(outputs, rank), for_peer(inputs, rank));
   }
   return std::make_unique<Move>(std::move(request));
 }

@@ -3,33 +3,16 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <optional>
-
 namespace hvd {
 
-namespace {
-
-/// Runs `copy`, where there is a device on a stream behind the caller's. Copies
-/// between host and device block this thread.
-template <typename Copy>
-void staged(const Collective& collective, Copy copy) {
-  std::optional<c10::StreamGuard> on_stream;
-  if (collective.on_device) {
-    const auto device = collective.on_device->device();
-    const c10::impl::VirtualGuardImpl guard(device.type());
-    on_stream.emplace(guard.getStreamFromGlobalPool(device));
-    collective.on_device->hold_current();
+void make_ready(const Collective& collective) {
+  if (collective.stays_on_device) {
+    collective.on_device->wait(); // no transport knows of streams
   }
-  copy();
-}
-
-} // namespace
-
-void fill_stand_ins(const Collective& collective) {
   if (collective.copy_in.empty()) {
     return;
   }
-  staged(collective, [&] {
+  copy_apart(collective, [&] {
     for (const auto& [to, from, factor] : collective.copy_in) {
       to.copy_(factor.defined() ? from.mul(factor.cpu()) : from);
     }
@@ -40,11 +23,26 @@ void copy_back(const Collective& collective) {
   if (collective.copy_back.empty()) {
     return;
   }
-  staged(collective, [&] {
+  copy_apart(collective, [&] {
     for (const auto& [to, from] : collective.copy_back) {
       to.copy_(from);
     }
   });
+}
+
+void copy_apart(
+    const Collective& collective,
+    const std::function<void()>& copies) {
+  if (!collective.on_device) {
+    copies();
+    return;
+  }
+  const auto device = collective.on_device->device();
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  const c10::StreamGuard on_stream(guard.getStreamFromGlobalPool(device));
+  collective.on_device->hold_current();
+  copies();
+  StreamMark(device).wait(); // copies inside a device return at once
 }
 
 } // namespace hvd

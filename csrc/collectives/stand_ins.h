@@ -2,15 +2,22 @@
 
 #include "common/collective.h"
 
+#include <functional>
+
 namespace hvd {
 
-/// Fills the inputs that stand for tensors of the caller. Those on a device are
-/// copied on a stream that waits for what the caller had put on theirs, and are
-/// there when this returns.
-void fill_stand_ins(const Collective& collective);
+/// What the collective reads is there when this returns: stand-ins for tensors
+/// of the caller are filled, and the device is done with those that stay there.
+void make_ready(const Collective& collective);
 
-/// Hands the outputs that stand for tensors of the caller over to those; they
-/// are there when this returns.
+/// Hands the outputs that stand for tensors of the caller over to those.
 void copy_back(const Collective& collective);
+
+/// Copies between tensors of the caller and their stand-ins, or among either.
+/// Where there is a device that is done on a stream behind the caller's. All is
+/// there when this returns.
+void copy_apart(
+    const Collective& collective,
+    const std::function<void()>& copies);
 
 } // namespace hvd

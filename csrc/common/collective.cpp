@@ -84,6 +84,19 @@ int64_t tensor_bytes(const Collective& collective) {
   return collective.signature.count * element;
 }
 
+bool only_moves(Verb verb) {
+  switch (verb) {
+    case Verb::Broadcast:
+    case Verb::Allgather:
+    case Verb::Gather:
+    case Verb::Scatter:
+    case Verb::Alltoall:
+      return true;
+    default:
+      return false;
+  }
+}
+
 const char* name(Verb verb) {
   switch (verb) {
     case Verb::Allreduce:

@@ -64,7 +64,8 @@ struct Residual {
 };
 
 /// One collective as engine and algorithms see it: dense, contiguous tensors on
-/// the host (but for SparseAllreduce and a `device_call`), checked arguments.
+/// the host (but for SparseAllreduce, what `stays_on_device` and a
+/// `device_call`), checked arguments.
 /// What the lists hold:
 ///
 ///   verb           inputs                        outputs
@@ -101,9 +102,13 @@ struct Collective {
   /// output that stands for it.
   std::vector<std::pair<at::Tensor, at::Tensor>> copy_back;
 
-  /// Where the caller's tensors are on a device and stand-ins on the host: the
+  /// Where the caller's tensors are on a device and the host moves them: the
   /// moment when the caller has computed them; else null.
   std::shared_ptr<StreamMark> on_device;
+
+  /// The transport takes them there: only those that are not contiguous have
+  /// stand-ins, on the host.
+  bool stays_on_device = false;
 
   /// Of tensors that a device's own backend moves; else null.
   std::shared_ptr<DeviceCall> device_call;
@@ -124,6 +129,9 @@ inline bool is_compressed(const Collective& collective) {
 /// Bytes of the largest contribution of any rank; of an all_to_all, and of
 /// sparse tensors, of this rank's.
 int64_t tensor_bytes(const Collective& collective);
+
+/// Whether its results are what some rank has given.
+bool only_moves(Verb verb);
 
 const char* name(Verb verb);
 const char* name(ReduceOp op);

@@ -1,5 +1,6 @@
 #include "common/stream_mark.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace hvd {
@@ -10,6 +11,12 @@ bool has_streams(c10::Device device) {
 
 c10::Stream current_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+bool stream_is_idle(c10::Device device) {
+  return !has_streams(device) ||
+      c10::impl::VirtualGuardImpl(device.type())
+          .queryStream(current_stream(device));
 }
 
 void* native_handle(c10::Stream stream) {
@@ -46,6 +53,8 @@ bool StreamMark::has_come() const {
 
 void StreamMark::wait() const {
   if (event_) {
+    // A thread that has not chosen a device would wake up the first.
+    const c10::DeviceGuard guard(device_);
     event_->synchronize();
   }
 }

@@ -15,6 +15,9 @@ bool has_streams(c10::Device device);
 /// The stream on which this thread puts its work.
 c10::Stream current_stream(c10::Device device);
 
+/// Whether all that this thread has put on its current stream is done.
+bool stream_is_idle(c10::Device device);
+
 /// As the device's own library knows it; null on the host.
 void* native_handle(c10::Stream stream);
 

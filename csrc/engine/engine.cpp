@@ -57,6 +57,15 @@ Track& Engine::track_of(const Collective& collective) {
   return framed ? static_cast<Track&>(frames_) : large_;
 }
 
+bool Engine::takes_in_place(
+    const Collective& collective,
+    c10::DeviceType device) const {
+  // Sums are made on the host, and there frames are.
+  return transport_->takes_memory_of(device) &&
+      only_moves(collective.signature.verb) &&
+      !is_small(collective, settings_.limits);
+}
+
 uint64_t Engine::enlist(const Collective& collective) {
   return collective.device_call ? on_device_.enlist(collective)
                                 : agreement_.enlist(collective);
@@ -259,7 +268,7 @@ void Engine::start(Track& track, Batch& batch) {
   batch.times.started = Clock::now();
   batch.deadline = batch.times.started + timeout;
   for (const auto& item : batch.items) {
-    fill_stand_ins(*item.collective);
+    make_ready(*item.collective);
   }
   batch.rest = track.start(batch);
   auto& times = batch.times;

@@ -99,10 +99,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// It is done; `name`: as people read it.
   void message_done(const std::string& name, int64_t bytes, Deadline submitted);
 
+  /// Whether the transport moves its tensors straight from and to the memory of
+  /// such a device. `collective`: its verb, dtype and count are set.
+  bool takes_in_place(const Collective& collective, c10::DeviceType device)
+      const;
+
   /// Collectives submitted so far.
   uint64_t submitted();
 
-  Transport& transport() {
+  Transport& transport() const {
     return *transport_;
   }
   /// Null if there is none.

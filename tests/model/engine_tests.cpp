@@ -35,8 +35,7 @@ struct Caller {
   Caller(
       std::unique_ptr<Transport> transport,
       const c10::intrusive_ptr<c10d::Store>& store,
-      const std::string& name)
-      : arguments(transport->rank(), transport->size(), kTimeout) {
+      const std::string& name) {
     auto group = c10::make_intrusive<c10d::PrefixStore>(name, store);
     Witness witness(group, transport->rank(), transport->size(), name);
     engine = std::make_shared<Engine>(
@@ -51,7 +50,7 @@ struct Caller {
     Call& call = calls.emplace_back();
     call.operation = std::make_shared<Operation>();
     call.operation->collectives = {
-        arguments.allreduce(tensor, c10d::ReduceOp::SUM)};
+        Arguments(*engine, kTimeout).allreduce(tensor, c10d::ReduceOp::SUM)};
     call.operation->on_done = [&call](const std::exception_ptr& error) {
       REQUIRE(error == nullptr);
       call.concluded.set_value();
@@ -66,7 +65,6 @@ struct Caller {
   }
 
   static constexpr std::chrono::seconds kTimeout{60};
-  const Arguments arguments;
   std::shared_ptr<Engine> engine;
   std::deque<Call> calls;
 };

@@ -110,7 +110,6 @@ class Simulation::Rank {
 
   Simulation& simulation_;
   const int rank_;
-  const Arguments arguments_;
   std::vector<std::shared_ptr<Engine>> engines_; ///< of the groups
   std::vector<at::Tensor> tensors_;
   std::vector<Call> calls_;
@@ -135,7 +134,6 @@ Simulation::Rank::Rank(
     const c10::intrusive_ptr<c10d::Store>& store)
     : simulation_(simulation),
       rank_(rank),
-      arguments_(rank, program().size, kTimeout),
       calls_(program().operations.size()),
       doing_(program().threads),
       place_(program().threads),
@@ -188,22 +186,23 @@ at::Tensor Simulation::Rank::part_of(size_t tensor, Part part) const {
 
 Collective Simulation::Rank::collective(Call& call, const CallPlan& plan)
     const {
+  const Arguments arguments(*engines_[0], kTimeout); // groups are alike
   const auto tensor = part_of(plan.tensor, plan.part);
   call.gathered.emplace_back();
   switch (plan.verb) {
     case Verb::Allreduce:
-      return arguments_.allreduce(tensor, plan.op);
+      return arguments.allreduce(tensor, plan.op);
     case Verb::Reduce:
-      return arguments_.reduce(tensor, plan.op, plan.root);
+      return arguments.reduce(tensor, plan.op, plan.root);
     case Verb::Broadcast:
-      return arguments_.broadcast(tensor, plan.root);
+      return arguments.broadcast(tensor, plan.root);
     case Verb::Allgather:
       for (int rank = 0; rank < program().size; ++rank) {
         call.gathered.back().push_back(at::empty_like(tensor));
       }
-      return arguments_.allgather(call.gathered.back(), tensor);
+      return arguments.allgather(call.gathered.back(), tensor);
     default:
-      return arguments_.barrier();
+      return arguments.barrier();
   }
 }
 

@@ -13,12 +13,20 @@ constexpr int kOften = 100;
 
 } // namespace
 
+void MpiTransport::Pending::keep(const at::Tensor& buffer) {
+  buffers_.push_back(buffer);
+  if (!buffer.is_cpu()) {
+    device_ = buffer.device();
+  }
+}
+
 void MpiTransport::Pending::send(
     const at::Tensor& buffer,
     int peer,
     int tag,
     int64_t part_bytes) {
-  buffers_.push_back(buffer);
+  keep(buffer);
+  const c10::OptionalDeviceGuard on_device(device_);
   const auto* const from =
       static_cast<const std::byte*>(buffer.const_data_ptr());
   const auto bytes = static_cast<int64_t>(buffer.nbytes());
@@ -35,7 +43,8 @@ void MpiTransport::Pending::receive(
     int peer,
     int tag,
     int64_t part_bytes) {
-  buffers_.push_back(buffer);
+  keep(buffer);
+  const c10::OptionalDeviceGuard on_device(device_);
   const auto bytes = static_cast<int64_t>(buffer.nbytes());
   if (peer == Messages::kAnyPeer && bytes > part_bytes) {
     // Parts come in order, but only the first tells from whom.
@@ -66,6 +75,7 @@ bool MpiTransport::Pending::test() {
   if (is_done_) {
     return true;
   }
+  const c10::OptionalDeviceGuard on_device(device_);
   if (messages_->test() && rest_) {
     const auto rest = *std::exchange(rest_, std::nullopt);
     receive_from(

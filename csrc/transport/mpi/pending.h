@@ -3,6 +3,8 @@
 #include "transport/attendant.h"
 #include "transport/mpi/mpi.h"
 
+#include <c10/core/DeviceGuard.h>
+
 #include <optional>
 #include <string>
 #include <vector>
@@ -59,6 +61,7 @@ class MpiTransport::Pending {
     int64_t part_bytes;
   };
 
+  void keep(const at::Tensor& buffer);
   void receive_from(
       const at::Tensor& buffer,
       int64_t offset,
@@ -68,6 +71,8 @@ class MpiTransport::Pending {
 
   const mpi::MessagesPtr messages_;
   std::vector<at::Tensor> buffers_;
+  /// Of buffers that are not on the host: MPI may want it to be the thread's.
+  std::optional<c10::Device> device_;
   std::optional<Rest> rest_;
   std::optional<Attendant::Absence> absence_;
   bool is_done_ = false;
