@@ -1,3 +1,5 @@
+#include "bindings.h"
+
 #include "codec_bindings.h"
 
 #include "codec/choice.h"

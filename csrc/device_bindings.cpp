@@ -1,3 +1,5 @@
+#include "bindings.h"
+
 #include "device_bindings.h"
 
 #include "codec/codec.h"

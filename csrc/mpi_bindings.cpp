@@ -1,3 +1,5 @@
+#include "bindings.h"
+
 #include "mpi_bindings.h"
 
 #include "transport/mpi/mpi.h"

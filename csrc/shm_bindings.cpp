@@ -1,3 +1,5 @@
+#include "bindings.h"
+
 #include "shm_bindings.h"
 
 #include "transport/shm/shm.h"

@@ -1,3 +1,5 @@
+#include "bindings.h"
+
 #include "transport_bindings.h"
 
 #include "transport/device.h"
