@@ -137,15 +137,6 @@ def is_cuda_aware(path: str, environ: Mapping[str, str]) -> bool:
     return asked.stdout.split()[-1:] == ["True"]
 
 
-def _exchange(store: Store, topic: str, rank: int, size: int, mine: Any) -> list[Any]:
-    """What each rank says. Raises Unavailable on all of them if one says an error, a string."""
-    everyones = _store.exchange(store, topic, rank, size, mine)
-    for peer, theirs in enumerate(everyones):
-        if isinstance(theirs, str):
-            raise _store.Unavailable(f"rank {peer}: {theirs}")
-    return everyones
-
-
 def _found(
     size: int, environ: Mapping[str, str], only_if_it_fits: bool = False
 ) -> dict[str, Any] | str:
@@ -297,7 +288,8 @@ def connect(
     """
     size = len(hosts)
     found = _found(size, os.environ, only_if_it_fits)
-    everyones = _exchange(store, "found", rank, size, found)
+    mine: Any = _store.Unavailable(f"rank {rank}: {found}") if isinstance(found, str) else found
+    everyones = _store.agree(store, "found", rank, size, mine)
     _check_same(everyones)
     library = everyones[0]["library"]
     if not everyones[0]["runs"]:
@@ -316,7 +308,7 @@ def connect(
         "cuda_aware": place.cuda_aware,
         "tag": next(_tags),
     }
-    places = _exchange(store, "place", rank, size, mine)
+    places = _store.exchange(store, "place", rank, size, mine)
     if place.world:
         _forget_names()
     _check_places(places, library)
