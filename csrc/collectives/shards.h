@@ -80,21 +80,19 @@ class ShardReduction {
   }
 
  private:
-  struct Arrival {
-    std::vector<ScratchPool::Loan> buffers;
-    std::vector<at::Tensor> pieces; ///< by rank, this rank's own among them
-    RequestPtr request;
-  };
-
   void post_sends(int64_t folded);
   void post_receives(int64_t arrived);
-  Arrival receive(int64_t index);
-  RequestPtr send(int64_t index);
+  void fold(Deadline deadline, int64_t index, const at::Tensor& to);
+  at::Tensor own_segment(int64_t index) const;
+  std::vector<const void*> contributions(
+      const at::Tensor& own,
+      const Arrivals& others) const;
 
   const std::vector<at::Tensor> shards_;
   const ReduceOp op_;
   const int divisor_;
   Transport& transport_;
+  const std::vector<int> others_; ///< all ranks but this
   const Lane lane_;
   const int64_t elements_; ///< of a segment
   const int64_t count_;
@@ -103,7 +101,7 @@ class ShardReduction {
   int64_t sent_ = 0; ///< segments
   int64_t posted_ = 0; ///< segments whose receives are
   std::deque<RequestPtr> sends_;
-  std::deque<Arrival> arrivals_;
+  std::deque<ArrivalsPtr> arrivals_;
 };
 
 } // namespace hvd

@@ -35,6 +35,10 @@ class ScratchPool {
       }
     }
 
+    void* data() const {
+      return bytes_.mutable_data_ptr();
+    }
+
     /// The first of them, uint8.
     at::Tensor bytes(int64_t count) const {
       return bytes_.narrow(0, 0, count);

@@ -34,6 +34,17 @@ class Subgroup final : public Transport {
       const Lane& lane) override {
     return whole_.exchange(renamed(sends), renamed(receives), lane);
   }
+  ArrivalsPtr receive(
+      const std::vector<int>& peers,
+      int64_t bytes,
+      const Lane& lane) override {
+    std::vector<int> renamed_peers;
+    renamed_peers.reserve(peers.size());
+    for (const int peer : peers) {
+      renamed_peers.push_back(ranks_[peer]);
+    }
+    return whole_.receive(renamed_peers, bytes, lane);
+  }
   RequestPtr exchange_frames(
       const std::vector<Transfer>& /*sends*/,
       const std::vector<Transfer>& /*receives*/) override {

@@ -53,6 +53,16 @@ class Request {
 
 using RequestPtr = std::unique_ptr<Request>;
 
+/// Messages that are received to be read once, wherever they lie.
+class Arrivals : public Request {
+ public:
+  /// Once waited for, and as long as this lives: the message of the peer at
+  /// that place of the list; of no use if messages are empty.
+  virtual const void* data(size_t place) const = 0;
+};
+
+using ArrivalsPtr = std::unique_ptr<Arrivals>;
+
 /// Which exchange a message belongs to. Messages of different lanes never meet,
 /// so exchanges under way together stay apart, and ranks that run different
 /// collectives wait for each other rather than read each other's bytes.
@@ -161,7 +171,14 @@ class Transport {
       const std::vector<Transfer>& receives,
       const Lane& lane) = 0;
 
-  /// The same on a lane of its own, where a message may be shorter than the
+  /// Receives of an exchange, a message of so many bytes from each, for those
+  /// who need not have them in a place of their own.
+  virtual ArrivalsPtr receive(
+      const std::vector<int>& peers,
+      int64_t bytes,
+      const Lane& lane);
+
+  /// An exchange on a lane of its own, where a message may be shorter than the
   /// buffer that receives it.
   virtual RequestPtr exchange_frames(
       const std::vector<Transfer>& sends,

@@ -108,6 +108,8 @@ void run_message_seeds(const Options& options) {
   test_bell();
   test_ring();
   test_memory_of_who_gave_up();
+  test_messages_that_stay_where_they_are();
+  test_room_for_the_message_that_is_waited_for();
   test_short_messages_that_nobody_waits_for();
   for (uint64_t i = 0; i < options.message_seeds; ++i) {
     test_arena(options.first + i);

@@ -23,6 +23,7 @@ namespace hvd::model {
 namespace {
 
 constexpr std::chrono::seconds kForEver{100};
+constexpr int64_t kLongestStaged = 256 * 1024; // over shared memory
 
 Deadline for_ever() {
   return Clock::now() + kForEver;
@@ -43,20 +44,24 @@ at::Tensor message(uint64_t number, int from, int64_t bytes) {
   return tensor;
 }
 
-void check(const at::Tensor& tensor, uint64_t number, int from) {
-  const auto* const bytes = tensor.const_data_ptr<uint8_t>();
-  for (int64_t i = 0; i < tensor.numel(); ++i) {
+void check(const void* data, int64_t size, uint64_t number, int from) {
+  const auto* const bytes = static_cast<const uint8_t*>(data);
+  for (int64_t i = 0; i < size; ++i) {
     REQUIRE(bytes[i] == byte_of(number, from, i));
   }
+}
+
+void check(const at::Tensor& tensor, uint64_t number, int from) {
+  check(tensor.const_data_ptr(), tensor.numel(), number, from);
 }
 
 int64_t random_bytes(Random& random) {
   switch (random.below(8)) {
     case 0: // direct or in parts; mostly when it is asked for
-      return random.between(72 * 1024, 2 * 1024 * 1024);
+      return random.between(kLongestStaged + 1, 2 * 1024 * 1024);
     case 1:
     case 2: // staged
-      return random.between(193, 72 * 1024);
+      return random.between(193, kLongestStaged);
     default: // in the letter
       return random.between(1, 192);
   }
@@ -146,6 +151,8 @@ class Program {
     RequestPtr request;
     uint64_t number;
     std::vector<Transfer> receives;
+    ArrivalsPtr arrivals; ///< or these, in the order of the others
+    int64_t bytes;
   };
 
   void run_rank(int rank) {
@@ -191,6 +198,7 @@ class Program {
       const int64_t bytes =
           frames ? shared.between(1, 64 * 1024) : random_bytes(shared);
       const int64_t room = frames ? 64 * 1024 : bytes;
+      const bool to_read = !frames && own.chance(50);
       const bool one_buffer = shared.chance(50);
       const auto own_message = message(number, rank, bytes);
       std::vector<Transfer> sends;
@@ -199,36 +207,63 @@ class Program {
         if (peer != rank) {
           sends.push_back(
               {peer, one_buffer ? own_message : message(number, rank, bytes)});
-          receives.push_back({peer, at::empty({room}, at::kByte)});
+          if (!to_read) {
+            receives.push_back({peer, at::empty({room}, at::kByte)});
+          }
         }
       }
       auto& transport = *group_[rank];
-      auto request = frames
-          ? transport.exchange_frames(sends, receives)
-          : transport.exchange(sends, receives, {number, number * 3, 0});
+      const Lane lane{number, number * 3, 0};
+      auto request = frames ? transport.exchange_frames(sends, receives)
+                            : transport.exchange(sends, receives, lane);
       for (auto& receive : receives) {
         receive.buffer = receive.buffer.narrow(0, 0, bytes);
       }
-      pending.push_back({std::move(request), number, std::move(receives)});
+      auto arrivals =
+          to_read ? transport.receive(others(rank), bytes, lane) : nullptr;
+      pending.push_back(
+          {std::move(request),
+           number,
+           std::move(receives),
+           std::move(arrivals),
+           bytes});
       own.pause(pauses_);
       const auto most = static_cast<size_t>(own.below(6));
       while (pending.size() > most) {
-        end(pending, own.chance(50));
+        end(rank, pending, own.chance(50));
       }
     }
     while (!pending.empty()) {
-      end(pending, true);
+      end(rank, pending, true);
     }
   }
 
   /// The first that is under way, or the last.
-  static void end(std::deque<Step>& pending, bool first) {
+  void end(int rank, std::deque<Step>& pending, bool first) {
     Step step = std::move(first ? pending.front() : pending.back());
     first ? pending.pop_front() : pending.pop_back();
     step.request->wait(for_ever());
     for (const auto& [peer, buffer] : step.receives) {
       check(buffer, step.number, peer);
     }
+    if (step.arrivals) {
+      step.arrivals->wait(for_ever());
+      const auto peers = others(rank);
+      for (size_t place = 0; place < peers.size(); ++place) {
+        const void* const data = step.arrivals->data(place);
+        check(data, step.bytes, step.number, peers[place]);
+      }
+    }
+  }
+
+  std::vector<int> others(int rank) const {
+    std::vector<int> ranks;
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer != rank) {
+        ranks.push_back(peer);
+      }
+    }
+    return ranks;
   }
 
   /// Messages around the ring, received in another order.
@@ -289,6 +324,60 @@ void test_memory_of_who_gave_up() {
     receive->wait(for_ever());
     REQUIRE(!"a message from who gave up");
   } catch (const TransportError&) {
+  }
+}
+
+void test_messages_that_stay_where_they_are() {
+  constexpr uint64_t kMessages = 3 * shm::Segment::kArenaBytes / kLongestStaged;
+  const Group group = share_memory(2, /*attach=*/true);
+  ArrivalsPtr held;
+  for (uint64_t number = 0; number < kMessages; ++number) {
+    const Lane lane{number, 0, 0};
+    auto arrivals = group[1]->receive({0}, kLongestStaged, lane);
+    const auto send =
+        group[0]->exchange({{1, message(number, 0, kLongestStaged)}}, {}, lane);
+    arrivals->wait(for_ever());
+    send->wait(for_ever());
+    check(arrivals->data(0), kLongestStaged, number, 0);
+    if (number == 0) {
+      held = std::move(arrivals); // its place must not be used again
+    }
+  }
+  check(held->data(0), kLongestStaged, 0, 0);
+}
+
+void test_room_for_the_message_that_is_waited_for() {
+  constexpr uint64_t kMessages = 3 * shm::Segment::kArenaBytes / kLongestStaged;
+  for (const bool posted : {true, false}) {
+    const Group group = share_memory(2, /*attach=*/true);
+    std::vector<ArrivalsPtr> arrivals;
+    std::vector<RequestPtr> sends;
+    const auto post = [&](uint64_t number) {
+      arrivals.push_back(
+          group[1]->receive({0}, kLongestStaged, {number, 0, 0}));
+    };
+    for (uint64_t number = 0; number < kMessages; ++number) {
+      const auto buffer = message(number, 0, kLongestStaged);
+      sends.push_back(group[0]->exchange({{1, buffer}}, {}, {number, 0, 0}));
+      if (posted) {
+        post(number);
+      }
+    }
+    const auto last = posted
+        ? std::move(arrivals.back())
+        : group[1]->receive({0}, kLongestStaged, {kMessages - 1, 0, 0});
+    last->wait(for_ever());
+    check(last->data(0), kLongestStaged, kMessages - 1, 0);
+    for (uint64_t number = 0; number + 1 < kMessages; ++number) {
+      if (!posted) {
+        post(number);
+      }
+      arrivals[number]->wait(for_ever());
+      check(arrivals[number]->data(0), kLongestStaged, number, 0);
+    }
+    for (const auto& send : sends) {
+      send->wait(for_ever());
+    }
   }
 }
 

@@ -9,6 +9,12 @@ namespace hvd::model {
 /// What is read of a rank's memory after it gave up is no message.
 void test_memory_of_who_gave_up();
 
+/// What is read in its sender's arena stays there for as long as that takes.
+void test_messages_that_stay_where_they_are();
+
+/// But what nobody reads there yet makes room for what somebody waits for.
+void test_room_for_the_message_that_is_waited_for();
+
 /// A rank that waits for something else takes in what has a receive, or who
 /// sends it could not go on.
 void test_short_messages_that_nobody_waits_for();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace hvd::shm {
 
@@ -18,29 +19,30 @@ bool is_first(const Letter& letter) {
   return letter.id == letter.message;
 }
 
-void begin(Receive& receive, int source, const Letter& first) {
-  receive.assign(source, first.total);
-  receive.message = first.message;
+bool is_whole(const Letter& letter) {
+  return letter.bytes == letter.total;
 }
 
 } // namespace
 
-void Mailbox::post(const ReceivePtr& receive) {
+std::vector<uint32_t> Mailbox::post(const ReceivePtr& receive) {
   const auto here = std::ranges::find_if(unclaimed_, [&](const auto& one) {
     return fits(*receive, one.source, one.first);
   });
   if (here == unclaimed_.end()) {
     posted_.push_back(receive);
-    return;
+    return {};
   }
-  begin(*receive, here->source, here->first);
-  if (here->kept) {
-    here->kept->leave_to(receive);
-  } else {
-    begun_.push_back(receive);
-    add(receive, here->first);
-  }
+  const auto message = std::move(*here);
   unclaimed_.erase(here);
+  if (!message.keeper) {
+    begin(receive, message.source, message.first);
+    return {};
+  }
+  receive->assign(message.source, message.first.total);
+  message.keeper->asked_for = true;
+  message.keeper->leave_to(receive);
+  return std::move(message.keeper->kept);
 }
 
 void Mailbox::deliver(int source, const Letter& letter) {
@@ -55,28 +57,42 @@ void Mailbox::deliver(int source, const Letter& letter) {
     return fits(*receive, source, letter);
   });
   if (awaited == posted_.end()) {
-    unclaimed_.push_back(keep(source, letter));
+    unclaimed_.push_back({source, letter, nullptr});
+    if (!is_whole(letter)) {
+      keep(unclaimed_.back()); // for the other parts to find it
+    }
     return;
   }
   const auto receive = *awaited;
   posted_.erase(awaited);
-  begin(*receive, source, letter);
-  if (letter.form != Letter::Form::Inline) {
-    begun_.push_back(receive);
-  }
-  add(receive, letter);
+  begin(receive, source, letter);
 }
 
-Mailbox::Unclaimed Mailbox::keep(int source, const Letter& first) {
-  if (first.form != Letter::Form::Staged) {
-    return {source, first, nullptr};
+void Mailbox::begin(
+    const ReceivePtr& receive,
+    int source,
+    const Letter& first) {
+  receive->assign(source, first.total);
+  receive->message = first.message;
+  if (receive->to_read && is_whole(first) &&
+      first.form == Letter::Form::Staged) {
+    receive->lying = first;
+    receive->done = true;
+    lying_.push_back(receive);
+    return;
   }
-  const auto kept = std::make_shared<Receive>(
-      first.key, source, at::empty({first.total}, at::kByte));
-  begin(*kept, source, first);
-  begun_.push_back(kept);
-  add(kept, first);
-  return {source, first, kept};
+  if (first.form != Letter::Form::Inline) {
+    begun_.push_back(receive);
+  }
+  add(receive, first);
+}
+
+void Mailbox::keep(Unclaimed& message) {
+  const auto& first = message.first;
+  message.keeper = std::make_shared<Receive>(
+      first.key, message.source, at::empty({first.total}, at::kByte));
+  message.keeper->asked_for = false;
+  begin(message.keeper, message.source, first);
 }
 
 void Mailbox::add(const ReceivePtr& receive, const Letter& letter) {
@@ -91,6 +107,30 @@ void Mailbox::add(const ReceivePtr& receive, const Letter& letter) {
         static_cast<size_t>(letter.bytes));
   }
   receive->add(letter.bytes);
+}
+
+void Mailbox::claim(const ReceivePtr& receive) {
+  std::erase(lying_, receive);
+}
+
+void Mailbox::make_room() {
+  for (const auto& receive : lying_) {
+    receive->parts.push_back(*std::exchange(receive->lying, std::nullopt));
+    receive->done = false;
+    begun_.push_back(receive);
+  }
+  lying_.clear();
+}
+
+bool Mailbox::keep_unclaimed() {
+  bool any = false;
+  for (auto& message : unclaimed_) {
+    if (message.first.form == Letter::Form::Staged && !message.keeper) {
+      keep(message);
+      any = true;
+    }
+  }
+  return any;
 }
 
 bool Mailbox::awaits_users_message() const {

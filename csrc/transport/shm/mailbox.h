@@ -5,12 +5,22 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
+#include <vector>
 
 namespace hvd::shm {
 
 struct Receive : MatchedReceive {
-  using MatchedReceive::MatchedReceive;
+  /// `to_read`: once, wherever the message lies.
+  Receive(Key key, int peer, at::Tensor buffer, bool to_read = false)
+      : MatchedReceive(key, peer, std::move(buffer)), to_read(to_read) {}
 
+  const bool to_read;
+  bool asked_for = true; ///< no if this keeps a message until there is one
+  std::vector<uint32_t> kept; ///< parts that were read before
+  /// A whole message that is left in the sender's arena, as long as there is
+  /// room for others. The receive is done.
+  std::optional<Letter> lying;
   uint32_t message = 0; ///< the source's number for it
   std::deque<Letter> parts; ///< that have come and nobody has begun to read
   bool reading = false; ///< a thread is at it
@@ -23,30 +33,48 @@ using ReceivePtr = std::shared_ptr<Receive>;
 /// Not thread-safe.
 class Mailbox {
  public:
-  void post(const ReceivePtr& receive);
+  /// Returns the parts of its message that were kept until now.
+  std::vector<uint32_t> post(const ReceivePtr& receive);
   void deliver(int source, const Letter& letter);
 
   /// One that has parts to read and that no thread is at; null if there is
   /// none.
   ReceivePtr next_readable();
 
+  /// Its message, if it lies in the sender's arena, stays there until it is
+  /// acknowledged.
+  void claim(const ReceivePtr& receive);
+
+  /// Whether messages are left in arenas and not claimed.
+  bool takes_room() const {
+    return !lying_.empty();
+  }
+
+  /// Makes them readable like all else.
+  void make_room();
+
+  /// Makes what no receive is posted for readable, if it is in an arena;
+  /// returns whether there is any.
+  bool keep_unclaimed();
+
   /// Whether a receive of the user's waits for a message or a part of one.
   bool awaits_users_message() const;
 
  private:
-  /// A message that no receive is posted for. What lies in the sender's arena
-  /// is kept, or nothing else could be put there.
+  /// A message that no receive is posted for.
   struct Unclaimed {
     int source;
     Letter first;
-    ReceivePtr kept; ///< null for what is in the letter or the sender's memory
+    ReceivePtr keeper; ///< if it is copied from the sender's arena
   };
 
+  void begin(const ReceivePtr& receive, int source, const Letter& first);
   void add(const ReceivePtr& receive, const Letter& letter);
-  Unclaimed keep(int source, const Letter& first);
+  void keep(Unclaimed& message);
 
   std::deque<ReceivePtr> posted_;
   std::deque<ReceivePtr> begun_; ///< not done when last looked at
+  std::deque<ReceivePtr> lying_; ///< done, and not claimed
   std::deque<Unclaimed> unclaimed_;
 };
 

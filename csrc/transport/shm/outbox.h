@@ -17,9 +17,10 @@ namespace hvd::shm {
 /// A message, or a part of a long one, to one or more peers.
 struct Send {
   Key key;
-  at::Tensor buffer; ///< the caller's; undefined once it is the caller's again
-  std::vector<int> unread; ///< peers that have not read it
-  bool done = false; ///< the buffer is the caller's again
+  at::Tensor buffer; ///< the caller's; undefined once it is not needed
+  std::vector<int> unread; ///< peers that have not received it
+  std::vector<int> readers; ///< of them those that read it in the arena
+  bool done = false; ///< nobody need wait for it any more
   Letter::Form form = Letter::Form::Inline;
   uint32_t id = 0;
   uint32_t message = 0;
@@ -53,11 +54,12 @@ class Outbox {
       const at::Tensor& buffer,
       const std::vector<int>& to);
 
-  /// Tells `peer` that what it sent as `id` has been read.
-  void acknowledge(int peer, uint32_t id);
+  /// Tells `peer` what has become of what it sent as `id`: Done, or Kept and
+  /// later Done.
+  void acknowledge(int peer, Letter::Form what, uint32_t id);
 
-  /// `peer` has read what this rank sent as `id`.
-  void acknowledged(int peer, uint32_t id);
+  /// `peer` has said that of what this rank sent as `id`.
+  void acknowledged(int peer, Letter::Form what, uint32_t id);
 
   /// Writes what there is room for, and rings for all that was written.
   void flush();
@@ -69,11 +71,16 @@ class Outbox {
   bool is_read_from() const;
 
  private:
+  struct Acknowledgement {
+    Letter::Form what;
+    uint32_t id;
+  };
+
   /// What waits for room on the way to a peer. Acknowledgements go first: they
   /// are what makes room in the peer's arena, so they must not wait for room in
   /// this one.
   struct Queue {
-    std::deque<uint32_t> acknowledgements;
+    std::deque<Acknowledgement> acknowledgements;
     std::deque<SendPtr> sends;
   };
 
@@ -82,14 +89,18 @@ class Outbox {
       Letter::Form form,
       const at::Tensor& buffer,
       const std::vector<int>& to);
-  Letter::Form form_for(int64_t bytes, const std::vector<int>& to) const;
-  bool write_acknowledgement(int peer, uint32_t id);
+  Letter::Form form_for(
+      const Key& key,
+      int64_t bytes,
+      const std::vector<int>& to) const;
+  bool write(int peer, const Acknowledgement& acknowledgement);
   bool write(int peer, Send& send);
   bool stage(Send& send);
 
   const int rank_;
   const std::vector<Segment>& segments_;
   const std::vector<bool> reads_memory_;
+  const int64_t aside_; ///< bytes of the longest message that is copied aside
   std::vector<Queue> queues_; ///< by peer
   Arena arena_{Segment::kArenaBytes};
   std::map<uint32_t, SendPtr> unread_; ///< by id; not the inline ones

@@ -19,7 +19,8 @@ struct Letter {
     Inline, ///< in the letter
     Staged, ///< in the sender's arena, at offset `place`
     Direct, ///< in the sender's own memory, at address `place`
-    Done, ///< no message: what the reader sent as `id` has been read
+    Done, ///< no message: what the reader sent as `id` has been received
+    Kept, ///< likewise: it has been copied, and nobody has asked for it yet
   };
   static constexpr int64_t kInline = 192;
 

@@ -6,6 +6,7 @@
 
 namespace hvd {
 
+using shm::Letter;
 using shm::Receive;
 using shm::ReceivePtr;
 using shm::SegmentHead;
@@ -85,7 +86,7 @@ RequestPtr ShmTransport::start(
   for (const auto& [peer, buffer] : receives) {
     request->receives.push_back(
         std::make_shared<Receive>(key_of(buffer), peer, buffer));
-    mailbox_.post(request->receives.back());
+    post(request->receives.back());
   }
   for (auto first = sends.begin(); first != sends.end();) {
     // What goes to several peers is copied aside once.
@@ -108,6 +109,37 @@ RequestPtr ShmTransport::start(
     deliver_in_background();
   }
   return request;
+}
+
+ArrivalsPtr ShmTransport::receive(
+    const std::vector<int>& peers,
+    int64_t bytes,
+    const Lane& lane) {
+  if (bytes == 0) { // which nobody sends
+    return Transport::receive(peers, bytes, lane);
+  }
+  std::vector<ScratchPool::Loan> loans;
+  std::vector<ReceivePtr> receives;
+  for (const int peer : peers) {
+    loans.push_back(scratch().lend(bytes));
+    const auto buffer = loans.back().bytes(bytes);
+    receives.push_back(
+        std::make_shared<Receive>(
+            Key::of(lane, buffer), peer, buffer, /*to_read=*/true));
+  }
+  Lock lock(mutex_);
+  check_open();
+  std::ranges::for_each(
+      receives, [this](const auto& receive) { post(receive); });
+  outbox_.flush();
+  return std::make_unique<ShmArrivals>(
+      *this, std::move(loans), std::move(receives));
+}
+
+void ShmTransport::post(const ReceivePtr& receive) {
+  for (const auto id : mailbox_.post(receive)) {
+    outbox_.acknowledge(receive->source, Letter::Form::Done, id);
+  }
 }
 
 bool ShmTransport::is_gone(int peer) const {

@@ -59,6 +59,10 @@ class ShmTransport final : public MatchingTransport {
   bool moves_by_itself() const override {
     return false;
   }
+  ArrivalsPtr receive(
+      const std::vector<int>& peers,
+      int64_t bytes,
+      const Lane& lane) override;
   void attend(Deadline until) override;
   bool is_gone(int peer) const override;
   void abort() noexcept override;
@@ -66,6 +70,7 @@ class ShmTransport final : public MatchingTransport {
  private:
   using Lock = std::unique_lock<std::mutex>;
   class ShmRequest;
+  class ShmArrivals;
 
   RequestPtr start(
       const std::vector<Transfer>& sends,
@@ -76,12 +81,20 @@ class ShmTransport final : public MatchingTransport {
     return is_gone(peer);
   }
   std::string name_of(int peer) const override;
+  void post(const shm::ReceivePtr& receive);
   void wait(ShmRequest& request, Deadline deadline);
+  /// Of a receive that is done, and claimed.
+  const void* message_of(const shm::Receive& receive) const;
+  /// What has been claimed is not needed any more.
+  void release(const ShmRequest& request) noexcept;
 
   shm::Bell& bell() const;
   bool progress();
   void read_next_part(Lock& lock, shm::Receive& receive);
-  void rest(uint32_t seen, Deadline until);
+  /// Whether the bell rings soon.
+  bool rings_soon(uint32_t seen) const;
+  /// Until it rings, but not long if others may wait for room meanwhile.
+  void sleep(Lock& lock, uint32_t seen, Deadline until);
   /// Throws TransportError if what was just read of the peer's own memory may
   /// have been freed before: a peer says that it goes before it frees anything.
   void check_kept(int peer) const;

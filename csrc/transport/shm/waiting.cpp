@@ -61,14 +61,47 @@ void ShmTransport::wait(ShmRequest& request, Deadline deadline) {
       }
       next_look = now >= next_look ? now + kLookForDead : next_look;
       lock.unlock();
-      rest(seen, std::min(deadline, next_look));
+      const bool rung = rings_soon(seen);
       lock.lock();
+      if (!rung && !mailbox_.keep_unclaimed()) {
+        sleep(lock, seen, std::min(deadline, next_look));
+      }
+    }
+  }
+  for (const auto& receive : request.receives) {
+    if (receive->lying) {
+      mailbox_.claim(receive);
     }
   }
   if (outbox_.is_waiting()) {
     deliver_in_background();
   }
   check_received(request);
+}
+
+const void* ShmTransport::message_of(const Receive& receive) const {
+  return receive.lying
+      ? segments_[receive.source].arena() + receive.lying->place
+      : static_cast<const std::byte*>(receive.buffer.const_data_ptr());
+}
+
+void ShmTransport::release(const ShmRequest& request) noexcept {
+  try {
+    const Lock lock(mutex_);
+    for (const auto& receive : request.receives) {
+      if (receive->lying) {
+        mailbox_.claim(receive); // it is not where the wait has failed
+        const auto id = receive->lying->id;
+        outbox_.acknowledge(receive->source, Letter::Form::Done, id);
+      }
+    }
+    outbox_.flush();
+    if (outbox_.is_waiting()) {
+      deliver_in_background();
+    }
+  } catch (const std::exception&) {
+    // Whoever waits next tells them.
+  }
 }
 
 void ShmTransport::move_on(Lock& lock) {
@@ -87,6 +120,8 @@ void ShmTransport::attend(Deadline until) {
     const bool moved = progress();
     if (const auto receive = mailbox_.next_readable()) {
       read_next_part(lock, *receive);
+    } else if (mailbox_.takes_room() || mailbox_.keep_unclaimed()) {
+      mailbox_.make_room();
     } else if (!moved) {
       lock.unlock();
       bell().wait(seen, until);
@@ -102,8 +137,9 @@ bool ShmTransport::progress() {
   for (int peer = 0; peer < size(); ++peer) {
     auto& ring = segments_[rank()].ring_from(peer);
     while (const Letter* letter = ring.front()) {
-      if (letter->form == Letter::Form::Done) {
-        outbox_.acknowledged(peer, letter->id);
+      if (letter->form == Letter::Form::Done ||
+          letter->form == Letter::Form::Kept) {
+        outbox_.acknowledged(peer, letter->form, letter->id);
       } else {
         mailbox_.deliver(peer, *letter);
       }
@@ -141,19 +177,36 @@ void ShmTransport::read_next_part(Lock& lock, Receive& receive) {
   receive.reading = false;
   receive.error = std::move(error);
   receive.add(part.bytes);
-  outbox_.acknowledge(receive.source, part.id);
+  if (receive.asked_for) {
+    outbox_.acknowledge(receive.source, Letter::Form::Done, part.id);
+  } else {
+    outbox_.acknowledge(receive.source, Letter::Form::Kept, part.id);
+    receive.kept.push_back(part.id);
+  }
   outbox_.flush();
   bell().ring(); // another thread may wait for this one
 }
 
-void ShmTransport::rest(uint32_t seen, Deadline until) {
-  const auto sleep = Clock::now() + spin_;
+bool ShmTransport::rings_soon(uint32_t seen) const {
+  const auto latest = Clock::now() + spin_;
   while (bell().strikes() == seen) {
-    if (Clock::now() >= sleep) {
-      bell().wait(seen, until);
-      return;
+    if (Clock::now() >= latest) {
+      return false;
     }
     sched_yield(); // what is waited for may be waiting for this core
+  }
+  return true;
+}
+
+void ShmTransport::sleep(Lock& lock, uint32_t seen, Deadline until) {
+  if (mailbox_.takes_room()) {
+    until = std::min<Deadline>(until, Clock::now() + kLookForRoom);
+  }
+  lock.unlock();
+  bell().wait(seen, until);
+  lock.lock();
+  if (bell().strikes() == seen) {
+    mailbox_.make_room();
   }
 }
 
@@ -205,6 +258,8 @@ void ShmTransport::deliver(Lock& lock) {
     const bool moved = progress();
     if (const auto receive = mailbox_.next_readable()) {
       read_next_part(lock, *receive);
+    } else if (mailbox_.takes_room() || mailbox_.keep_unclaimed()) {
+      mailbox_.make_room();
     } else if (outbox_.is_waiting() && !moved) {
       lock.unlock();
       bell().wait(seen, Clock::now() + kLookForRoom);
