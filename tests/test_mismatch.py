@@ -15,7 +15,10 @@ import torch.distributed as dist
 
 import torch_hvd
 from calls import CALLS, LARGE, SMALL, Call, check_group, expect_error, together
+from ranks import RankPool
 from rows import filled, reduce_op
+
+ASIDE = 50_000  # float32 elements: more than a frame, and copied aside over shared memory
 
 
 def reduced(dtype: torch.dtype, op: Any, factor: int = 1, async_op: bool = False) -> Call:
@@ -93,6 +96,14 @@ def test_different_calls(first: int, other: int) -> None:
             dist.all_reduce(torch.ones(count), group=group)
     together({what: partial(differ, what, group) for what, group in groups.items()})
     check_group()
+
+
+@pytest.mark.parametrize("attach", ["0", "1"])
+@pytest.mark.parametrize("count", [ASIDE, LARGE])
+def test_different_calls_by_shared_memory(count: int, attach: str) -> None:
+    """Also where what is sent is copied aside, and the sender could be done by that."""
+    with RankPool(2, env={"HVD_TRANSPORT": "shm", "HVD_CMA": attach}) as pool:
+        pool.run(test_different_calls, count, count)
 
 
 @pytest.mark.ranks(2, 3, hosts=[3])
