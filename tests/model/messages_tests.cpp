@@ -330,31 +330,40 @@ void test_memory_of_who_gave_up() {
 void test_messages_that_stay_where_they_are() {
   constexpr uint64_t kMessages = 3 * shm::Segment::kArenaBytes / kLongestStaged;
   const Group group = share_memory(2, /*attach=*/true);
+  std::vector<RequestPtr> sends;
   ArrivalsPtr held;
   for (uint64_t number = 0; number < kMessages; ++number) {
     const Lane lane{number, 0, 0};
     auto arrivals = group[1]->receive({0}, kLongestStaged, lane);
-    const auto send =
-        group[0]->exchange({{1, message(number, 0, kLongestStaged)}}, {}, lane);
+    const auto buffer = message(number, 0, kLongestStaged);
+    sends.push_back(group[0]->exchange({{1, buffer}}, {}, lane));
     arrivals->wait(for_ever());
-    send->wait(for_ever());
     check(arrivals->data(0), kLongestStaged, number, 0);
     if (number == 0) {
       held = std::move(arrivals); // its place must not be used again
+    } else {
+      arrivals = nullptr;
+      sends.back()->wait(for_ever());
     }
   }
   check(held->data(0), kLongestStaged, 0, 0);
+  held = nullptr;
+  sends.front()->wait(for_ever());
 }
 
 void test_room_for_the_message_that_is_waited_for() {
   constexpr uint64_t kMessages = 3 * shm::Segment::kArenaBytes / kLongestStaged;
   for (const bool posted : {true, false}) {
     const Group group = share_memory(2, /*attach=*/true);
-    std::vector<ArrivalsPtr> arrivals;
+    std::vector<ArrivalsPtr> arrivals(kMessages);
     std::vector<RequestPtr> sends;
     const auto post = [&](uint64_t number) {
-      arrivals.push_back(
-          group[1]->receive({0}, kLongestStaged, {number, 0, 0}));
+      arrivals[number] = group[1]->receive({0}, kLongestStaged, {number, 0, 0});
+    };
+    const auto end = [&](uint64_t number) {
+      arrivals[number]->wait(for_ever());
+      check(arrivals[number]->data(0), kLongestStaged, number, 0);
+      arrivals[number] = nullptr;
     };
     for (uint64_t number = 0; number < kMessages; ++number) {
       const auto buffer = message(number, 0, kLongestStaged);
@@ -363,17 +372,11 @@ void test_room_for_the_message_that_is_waited_for() {
         post(number);
       }
     }
-    const auto last = posted
-        ? std::move(arrivals.back())
-        : group[1]->receive({0}, kLongestStaged, {kMessages - 1, 0, 0});
-    last->wait(for_ever());
-    check(last->data(0), kLongestStaged, kMessages - 1, 0);
-    for (uint64_t number = 0; number + 1 < kMessages; ++number) {
+    for (uint64_t number = kMessages; number-- > 0;) { // the last one first
       if (!posted) {
         post(number);
       }
-      arrivals[number]->wait(for_ever());
-      check(arrivals[number]->data(0), kLongestStaged, number, 0);
+      end(number);
     }
     for (const auto& send : sends) {
       send->wait(for_ever());
