@@ -113,13 +113,15 @@ void Mailbox::claim(const ReceivePtr& receive) {
   std::erase(lying_, receive);
 }
 
-void Mailbox::make_room() {
+bool Mailbox::make_room() {
+  const bool any = takes_room();
   for (const auto& receive : lying_) {
     receive->parts.push_back(*std::exchange(receive->lying, std::nullopt));
     receive->done = false;
     begun_.push_back(receive);
   }
   lying_.clear();
+  return any;
 }
 
 bool Mailbox::keep_unclaimed() {

@@ -50,8 +50,8 @@ class Mailbox {
     return !lying_.empty();
   }
 
-  /// Makes them readable like all else.
-  void make_room();
+  /// Makes them readable like all else; returns whether there is any.
+  bool make_room();
 
   /// Makes what no receive is posted for readable, if it is in an arena;
   /// returns whether there is any.

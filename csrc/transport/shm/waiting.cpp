@@ -120,8 +120,8 @@ void ShmTransport::attend(Deadline until) {
     const bool moved = progress();
     if (const auto receive = mailbox_.next_readable()) {
       read_next_part(lock, *receive);
-    } else if (mailbox_.takes_room() || mailbox_.keep_unclaimed()) {
-      mailbox_.make_room();
+    } else if (mailbox_.make_room() || mailbox_.keep_unclaimed()) {
+      continue; // for they are readable now
     } else if (!moved) {
       lock.unlock();
       bell().wait(seen, until);
@@ -258,8 +258,8 @@ void ShmTransport::deliver(Lock& lock) {
     const bool moved = progress();
     if (const auto receive = mailbox_.next_readable()) {
       read_next_part(lock, *receive);
-    } else if (mailbox_.takes_room() || mailbox_.keep_unclaimed()) {
-      mailbox_.make_room();
+    } else if (mailbox_.make_room() || mailbox_.keep_unclaimed()) {
+      continue; // for they are readable now
     } else if (outbox_.is_waiting() && !moved) {
       lock.unlock();
       bell().wait(seen, Clock::now() + kLookForRoom);
