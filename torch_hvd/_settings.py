@@ -233,7 +233,12 @@ def stats_edges(environ: Mapping[str, str]) -> list[float]:
         edges = [1e6 * float(_written_plainly(part)) for part in text.split(",")]
     except ValueError:
         edges = []
-    if edges[:1] <= [0] or edges != sorted(set(edges)) or not all(map(math.isfinite, edges)):
+    if (
+        not edges
+        or edges[0] <= 0
+        or edges != sorted(set(edges))
+        or not all(map(math.isfinite, edges))
+    ):
         raise ValueError(
             f"HVD_STATS_EDGES is {text!r}; allowed are rising numbers of MB, as in 0.001,1,10,100"
         )

@@ -54,10 +54,7 @@ class Broadcast final : public Running {
     const int rank = transport_.rank();
     std::vector<Transfer> sends;
     std::vector<Transfer> receives;
-    for (int peer = 0; peer < transport_.size(); ++peer) {
-      if (peer == rank) {
-        continue;
-      }
+    for (const int peer : transport_.others()) {
       if (rank != root_) {
         receives.push_back({peer, segment(shards_[peer], index, elements_)});
       }

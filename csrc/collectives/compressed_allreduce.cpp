@@ -20,16 +20,6 @@ at::Tensor nth_segment(const at::Tensor& shard, int64_t index) {
   return segment(shard, index, kSegment);
 }
 
-std::vector<int> all_but(int rank, int size) {
-  std::vector<int> peers;
-  for (int peer = 0; peer < size; ++peer) {
-    if (peer != rank) {
-      peers.push_back(peer);
-    }
-  }
-  return peers;
-}
-
 /// Encoded numbers in memory on loan.
 struct Message {
   Message(const Codec& codec, int64_t count, ScratchPool& pool)
@@ -59,7 +49,7 @@ class CompressedAllreduce final : public Running {
             collective.signature.op == c10d::ReduceOp::AVG
                 ? 1.0F / static_cast<float>(collective.divisor)
                 : 1.0F),
-        peers_(all_but(transport.rank(), transport.size())),
+        peers_(transport.others()),
         inputs_(cut(flat(collective.inputs[0]))),
         outputs_(cut(flat(collective.outputs[0]))),
         count_(segment_count(inputs_, kSegment)),
@@ -209,7 +199,7 @@ class CompressedAllreduce final : public Running {
   const Codec codec_;
   const Lane lane_;
   const float factor_;
-  const std::vector<int> peers_; ///< in rank order
+  const std::vector<int>& peers_; ///< in rank order
   const std::vector<at::Tensor> inputs_; ///< shards, as all below
   const std::vector<at::Tensor> outputs_;
   std::vector<at::Tensor> lost_; ///< empty without error feedback

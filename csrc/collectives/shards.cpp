@@ -3,25 +3,8 @@
 #include "collectives/reduce.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace hvd {
-
-namespace {
-
-// Twice what is posted: a peer may be as far ahead with its receives as this
-// rank with its own. Half as many cost 64 MB over Gloo 4 to 9 %, more gained
-// nothing.
-constexpr int64_t kWindowOfAhead = 2;
-
-std::vector<int> all_but(int rank, int size) {
-  std::vector<int> others(size);
-  std::iota(others.begin(), others.end(), 0);
-  others.erase(others.begin() + rank);
-  return others;
-}
-
-} // namespace
 
 at::Tensor flat(const at::Tensor& tensor) {
   return tensor.view({-1});
@@ -69,10 +52,8 @@ std::vector<Transfer> segments_of_others(
     int64_t index,
     int64_t elements) {
   std::vector<Transfer> transfers;
-  for (int peer = 0; peer < transport.size(); ++peer) {
-    if (peer != transport.rank()) {
-      transfers.push_back({peer, segment(shards[peer], index, elements)});
-    }
+  for (const int peer : transport.others()) {
+    transfers.push_back({peer, segment(shards[peer], index, elements)});
   }
   return transfers;
 }
@@ -101,12 +82,11 @@ ShardReduction::ShardReduction(
       op_(op),
       divisor_(divisor),
       transport_(transport),
-      others_(all_but(transport.rank(), transport.size())),
       lane_(lane),
       elements_(segment_elements(shards_[0], transport)),
       count_(segment_count(shards_, elements_)),
       ahead_(transport.segments_ahead()),
-      window_(kWindowOfAhead * ahead_) {
+      window_(transport.segments_under_way()) {
   if (transport.moves_by_itself()) {
     // Receives first: peers send when they hear of them, and would not before
     // all that is sent here has gone down the same line.
@@ -130,7 +110,7 @@ void ShardReduction::post_sends(int64_t folded) {
 void ShardReduction::post_receives(int64_t arrived) {
   for (; posted_ < std::min(count_, arrived + ahead_); ++posted_) {
     const auto bytes = static_cast<int64_t>(own_segment(posted_).nbytes());
-    arrivals_.push_back(transport_.receive(others_, bytes, lane_));
+    arrivals_.push_back(transport_.receive(transport_.others(), bytes, lane_));
   }
 }
 
@@ -143,7 +123,7 @@ std::vector<const void*> ShardReduction::contributions(
     const Arrivals& others) const {
   std::vector<const void*> by_rank;
   by_rank.reserve(shards_.size());
-  for (size_t place = 0; place < others_.size(); ++place) {
+  for (size_t place = 0; place < transport_.others().size(); ++place) {
     by_rank.push_back(others.data(place));
   }
   by_rank.insert(by_rank.begin() + transport_.rank(), own.const_data_ptr());

@@ -92,7 +92,6 @@ class ShardReduction {
   const ReduceOp op_;
   const int divisor_;
   Transport& transport_;
-  const std::vector<int> others_; ///< all ranks but this
   const Lane lane_;
   const int64_t elements_; ///< of a segment
   const int64_t count_;

@@ -140,8 +140,8 @@ class MatchingTransport : public Transport {
   template <typename Posted, typename IsOver>
   void check_living(const Posted& request, IsOver is_over) const {
     int over = 0;
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer == rank() || !is_over(peer)) {
+    for (const int peer : others()) {
+      if (!is_over(peer)) {
         continue;
       }
       ++over;
@@ -159,8 +159,8 @@ class MatchingTransport : public Transport {
   [[noreturn]] void time_out(const Posted& request) {
     timed_out_ = true;
     std::string ranks;
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer != rank() && (request.needs(peer) || request.needs_any())) {
+    for (const int peer : others()) {
+      if (request.needs(peer) || request.needs_any()) {
         ranks += (ranks.empty() ? " " : ", ") + name_of(peer);
       }
     }

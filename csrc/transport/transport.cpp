@@ -1,8 +1,17 @@
 #include "transport/transport.h"
 
+#include <numeric>
+
 namespace hvd {
 
 namespace {
+
+std::vector<int> all_but(int rank, int size) {
+  std::vector<int> others(size);
+  std::iota(others.begin(), others.end(), 0);
+  others.erase(others.begin() + rank);
+  return others;
+}
 
 /// Messages in scratch memory.
 class ScratchArrivals final : public Arrivals {
@@ -23,6 +32,12 @@ class ScratchArrivals final : public Arrivals {
 };
 
 } // namespace
+
+Transport::Transport(int rank, int size, Hosts hosts)
+    : rank_(rank),
+      size_(size),
+      others_(all_but(rank, size)),
+      hosts_(std::move(hosts)) {}
 
 ArrivalsPtr Transport::receive(
     const std::vector<int>& peers,

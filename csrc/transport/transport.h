@@ -99,8 +99,7 @@ struct Sent {
 class Transport {
  public:
   /// `hosts`: where messages inside a host are cheaper than between hosts.
-  Transport(int rank, int size, Hosts hosts = {})
-      : rank_(rank), size_(size), hosts_(std::move(hosts)) {}
+  Transport(int rank, int size, Hosts hosts = {});
   Transport(const Transport&) = delete;
   Transport& operator=(const Transport&) = delete;
   virtual ~Transport() = default;
@@ -110,6 +109,10 @@ class Transport {
   }
   int size() const {
     return size_;
+  }
+  /// All ranks but this one.
+  const std::vector<int>& others() const {
+    return others_;
   }
   const Hosts& hosts() const {
     return hosts_;
@@ -152,6 +155,13 @@ class Transport {
   /// data, and with many ranks not more memory than that needs.
   virtual int64_t segments_ahead() const {
     return std::clamp(16 / std::max(size_ - 1, 1), 2, 8);
+  }
+
+  /// How many it has sent to each peer ahead of that one: a peer may be as far
+  /// ahead with its receives as this rank with its own. Half as many cost 64 MB
+  /// over Gloo 4 to 9 %, more gained nothing.
+  int64_t segments_under_way() const {
+    return 2 * segments_ahead();
   }
 
   /// So far.
@@ -201,6 +211,7 @@ class Transport {
  private:
   const int rank_;
   const int size_;
+  const std::vector<int> others_;
   const Hosts hosts_;
   ScratchPool scratch_;
 };
@@ -210,10 +221,8 @@ inline std::vector<Transfer> to_all(
     const Transport& transport,
     const at::Tensor& buffer) {
   std::vector<Transfer> sends;
-  for (int peer = 0; peer < transport.size(); ++peer) {
-    if (peer != transport.rank()) {
-      sends.push_back({peer, buffer});
-    }
+  for (const int peer : transport.others()) {
+    sends.push_back({peer, buffer});
   }
   return sends;
 }
@@ -224,10 +233,8 @@ std::vector<Transfer> from_all(
     const Transport& transport,
     const Buffers& buffers) {
   std::vector<Transfer> receives;
-  for (int peer = 0; peer < transport.size(); ++peer) {
-    if (peer != transport.rank()) {
-      receives.push_back({peer, buffers[peer]});
-    }
+  for (const int peer : transport.others()) {
+    receives.push_back({peer, buffers[peer]});
   }
   return receives;
 }

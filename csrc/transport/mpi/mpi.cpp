@@ -336,10 +336,8 @@ void MpiTransport::abort() noexcept {
     }
     auto notices = std::make_shared<Pending>(own_->messages());
     const auto notice = at::zeros({1}, at::kByte);
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer != rank()) {
-        notices->send(notice, peer, kAbortTag, Messages::kMostBytes);
-      }
+    for (const int peer : others()) {
+      notices->send(notice, peer, kAbortTag, Messages::kMostBytes);
     }
     cancel(notices);
   } catch (const std::exception&) {

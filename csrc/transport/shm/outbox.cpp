@@ -10,12 +10,10 @@ namespace {
 
 // What is copied aside is in the caches when it is read, and who sums it reads
 // it where it is. Up to a segment that costs less than to read another
-// process's memory: for an all_reduce of 16 MB and two ranks half the time.
+// process's memory: for an all_reduce of 16 MB and two ranks half the time. Not
+// so where messages to many ranks fill the arena, and the caches.
 constexpr int64_t kAside = 256 * 1024;
-
-// Not so where messages to many ranks fill the arena, and the caches: of each
-// as many as a reduction has under way are to take half of it.
-constexpr int64_t kUnderWay = 4;
+constexpr int64_t kForSegments = Segment::kArenaBytes / 2;
 
 // Up to here, the longest frame and a bit, it also frees its sender from
 // waiting until it is read. Whoever sends more waits, and so finds out if the
@@ -35,13 +33,14 @@ at::Tensor as_bytes(const at::Tensor& tensor) {
 Outbox::Outbox(
     int rank,
     const std::vector<Segment>& segments,
-    std::vector<bool> reads_memory)
+    std::vector<bool> reads_memory,
+    int64_t segments_under_way)
     : rank_(rank),
       segments_(segments),
       reads_memory_(std::move(reads_memory)),
       aside_(
           std::clamp(
-              Segment::kArenaBytes / 2 / kUnderWay /
+              kForSegments / segments_under_way /
                   std::max<int64_t>(std::ssize(segments) - 1, 1),
               kUnawaited,
               kAside)),

@@ -42,11 +42,13 @@ using SendPtr = std::shared_ptr<Send>;
 class Outbox {
  public:
   /// `segments`: of all ranks; outlives this. `reads_memory`: whether a peer
-  /// can read what is in this process, by rank.
+  /// can read what is in this process, by rank. `segments_under_way`: to each
+  /// peer, of a large tensor.
   Outbox(
       int rank,
       const std::vector<Segment>& segments,
-      std::vector<bool> reads_memory);
+      std::vector<bool> reads_memory,
+      int64_t segments_under_way);
 
   /// Queues a message for the next flush(); returns its parts.
   std::vector<SendPtr> send(

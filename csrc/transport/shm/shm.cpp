@@ -55,7 +55,11 @@ ShmTransport::ShmTransport(
       peers_(column(ranks, &Rank::pid), column(ranks, &Rank::life)),
       segments_(map_segments(ranks)),
       spin_(ranks_per_core <= kRanksOnACore ? kSpin : kSpin.zero()),
-      outbox_(rank, segments_, column(ranks, &Rank::reads_memory)) {}
+      outbox_(
+          rank,
+          segments_,
+          column(ranks, &Rank::reads_memory),
+          segments_under_way()) {}
 
 ShmTransport::~ShmTransport() {
   // What others have yet to read from this process they must read now.

@@ -65,11 +65,8 @@ TcpTransport::TcpTransport(
       patience_(patience),
       peers_(sockets.size()),
       mailbox_(size()) {
-  for (int peer = 0; peer < size(); ++peer) {
-    if (peer != rank) {
-      peers_[peer].connection =
-          std::make_unique<tcp::Connection>(sockets[peer]);
-    }
+  for (const int peer : others()) {
+    peers_[peer].connection = std::make_unique<tcp::Connection>(sockets[peer]);
   }
 }
 
@@ -250,11 +247,9 @@ void TcpTransport::abort() noexcept {
         farewell.bytes = peer;
       }
     }
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer != rank()) {
-        say(peer, farewell);
-        peers_[peer].connection->shut();
-      }
+    for (const int peer : others()) {
+      say(peer, farewell);
+      peers_[peer].connection->shut();
     }
   }
   wanted_.notify_all();
