@@ -1,9 +1,10 @@
-"""Are the ratios that README promises kept? `python -m benchmarks.gate out/gate/*.jsonl`
+"""Are the ratios kept that README and docs/results.md promise?
 
-Files are JSON lines of `pytest benchmarks --json` and `python -m benchmarks.mpi --json`; `make
-bench-gate` writes all that are needed. The last row of a measurement counts. A promise is kept up
-to a margin of `benchmarks.promises`. Prints those that are not; exit status 1 where there are some,
-or where no row tells. Ratios belong to a machine without other work: README's had two cores.
+`python -m benchmarks.gate out/gate/*.jsonl`, of JSON lines of `pytest benchmarks --json` and of
+`python -m benchmarks.mpi --json`; `make bench-gate` writes all that are needed. The last row of a
+measurement counts. A promise is kept up to a margin of `benchmarks.promises`. Prints those that are
+not; exit status 1 where there are some, or where no row tells. Ratios belong to a machine without
+other work: theirs had two cores.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ COLUMNS = (
     "verdict",
     "ranks",
     "size",
-    "README",
+    "promised",
     "at most",
     "found, 95 %",
     "foreign",
@@ -102,7 +103,7 @@ def main() -> int:
     if failed:
         print(f"\n{table(COLUMNS, map(cells, failed), text_columns=5)}")
     counts = (f"{verdicts.count(name)} {name}" for name in ("kept", "worse", "not measured"))
-    print(f"\n{len(found)} promises of README: {', '.join(counts)}")
+    print(f"\n{len(found)} promises: {', '.join(counts)}")
     return 1 if failed or "kept" not in verdicts else 0
 
 

@@ -1,6 +1,6 @@
-"""The ratios that README promises, as `benchmarks.gate` holds rows to them.
+"""The ratios that README and docs/results.md promise, as `benchmarks.gate` holds rows to them.
 
-Left out: what README calls noise; hosts of several ranks, since a row does not tell them from hosts
+Left out: what they call noise; hosts of several ranks, since a row does not tell them from hosts
 of one; and MPI against Gloo from 1 to 64 KB, where Gloo takes 0.3 or 4 ms, by luck.
 """
 
@@ -15,7 +15,7 @@ from benchmarks.test_fusion import ALL, FEW_KB, in_bytes
 KB, MB = 1 << 10, 1 << 20
 
 LOOPBACK_MARGIN, LINK_MARGIN = 1.25, 1.1  # links are slow, and so steadier than memory
-ROUNDING = 0.005  # of README's two digits
+ROUNDING = 0.005  # of their two digits
 
 
 @dataclass(frozen=True)
