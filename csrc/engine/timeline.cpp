@@ -1,8 +1,6 @@
 #include "engine/timeline.h"
 
 #include <array>
-#include <iomanip>
-#include <sstream>
 #include <stdexcept>
 #include <utility>
 
@@ -10,20 +8,22 @@ namespace hvd {
 
 namespace {
 
-double microseconds(Deadline time) {
-  return std::chrono::duration<double, std::micro>(time.time_since_epoch())
-      .count();
+/// Microseconds, with the nanoseconds behind the point. In integers: this is
+/// written ten times and more for each operation.
+std::string microseconds(std::chrono::nanoseconds time) {
+  const auto thousandths = std::to_string(1000 + time.count() % 1000);
+  return std::to_string(time.count() / 1000) + '.' + thousandths.substr(1);
 }
 
 /// One operation in the picture: a nest of asynchronous slices with an id of
 /// its own.
 class Nest {
  public:
-  Nest(const std::string& group, const std::string& id, int rank) {
-    same_ << "\",\"cat\":\"group " << group << "\",\"pid\":" << rank
-          << ",\"tid\":0,\"id\":\"" << group << '/' << id << "\",\"ts\":";
-    text_ << std::fixed << std::setprecision(3);
-  }
+  Nest(const std::string& group, const std::string& id, int rank)
+      : same_(
+            "\",\"cat\":\"group " + group +
+            "\",\"pid\":" + std::to_string(rank) + ",\"tid\":0,\"id\":\"" +
+            group + '/' + id + "\",\"ts\":") {}
 
   /// `details`: members of a JSON object.
   void begin(
@@ -32,28 +32,29 @@ class Nest {
       const std::string& details = "") {
     slice('b', name, time);
     if (!details.empty()) {
-      text_ << ",\"args\":{" << details << '}';
+      text_ += ",\"args\":{" + details + '}';
     }
-    text_ << '}';
+    text_ += '}';
   }
 
   void end(const std::string& name, Deadline time) {
     slice('e', name, time);
-    text_ << '}';
+    text_ += '}';
   }
 
-  std::string text() const {
-    return text_.str();
+  const std::string& text() const {
+    return text_;
   }
 
  private:
   void slice(char phase, const std::string& name, Deadline time) {
-    text_ << ",\n{\"ph\":\"" << phase << "\",\"name\":\"" << name << same_.str()
-          << microseconds(time);
+    text_.append(",\n{\"ph\":\"").append(1, phase);
+    text_.append("\",\"name\":\"").append(name).append(same_);
+    text_.append(microseconds(time.time_since_epoch()));
   }
 
-  std::ostringstream same_; ///< in all of them, but for the time
-  std::ostringstream text_;
+  const std::string same_; ///< in all of them, but for the time
+  std::string text_;
 };
 
 std::string details_of(int64_t bytes, const char* transport) {
@@ -85,13 +86,12 @@ void Timeline::start(
   }
   file_.open(path, std::ios::trunc);
   // Microseconds since an arbitrary start; the wall clock lines up other hosts.
-  const auto wall = std::chrono::duration<double, std::micro>(
-      std::chrono::system_clock::now().time_since_epoch());
-  file_ << std::fixed << std::setprecision(3)
-        << "[{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":" << rank
+  const auto offset = std::chrono::system_clock::now().time_since_epoch() -
+      Clock::now().time_since_epoch();
+  file_ << "[{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":" << rank
         << ",\"args\":{\"name\":\"rank " << rank << "\",\"run\":\"" << run
-        << "\",\"wall_clock_offset_us\":"
-        << wall.count() - microseconds(Clock::now()) << "}}" << std::flush;
+        << "\",\"wall_clock_offset_us\":" << microseconds(offset) << "}}"
+        << std::flush;
   if (!file_) {
     file_.close();
     throw std::runtime_error("hvd: cannot write the timeline " + path);
