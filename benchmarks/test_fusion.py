@@ -63,14 +63,19 @@ class Work:
         return Trial(1, fill, lambda _: self.issue(tensors, group), check)
 
 
-def move(rank: Rank, *, work: Work, baseline: Work, budget_s: float) -> dict[str, Blocks]:
-    """Runs on a rank."""
+def trials(rank: Rank, work: Work, baseline: Work) -> tuple[Trial, dict[str, list[Trial]]]:
+    """The limit, two copies of all that is moved, and the contenders."""
     contenders = {
         "backend": [work.over(group, rank.rank, rank.size) for group in rank.backend],
         "baseline": [baseline.over(group, rank.rank, rank.size) for group in rank.baseline],
     }
     payload = pattern(in_bytes(work.shapes) // 4)
-    return interleave(rank, two_copies(payload, [torch.empty_like(payload)]), contenders, budget_s)
+    return two_copies(payload, [torch.empty_like(payload)]), contenders
+
+
+def move(rank: Rank, *, work: Work, baseline: Work, budget_s: float) -> dict[str, Blocks]:
+    """Runs on a rank."""
+    return interleave(rank, *trials(rank, work, baseline), budget_s)
 
 
 def row(
