@@ -6,8 +6,10 @@ That it moves what it should the contract tests show, which run on it, too.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -131,19 +133,50 @@ def test_a_library_that_is_no_mpi() -> None:
     assert "rank 0:" in error and "has no MPI_Get_library_version" in error
 
 
-@pytest.mark.parametrize(
-    ("says", "has"),
-    [("Acme MPI 1.0", "int MPI_Send;"), ("Open MPI v3.1.6, package", "int ompi_mpi_comm_world;")],
-)
-def test_an_mpi_that_is_not_known(tmp_path: Path, says: str, has: str) -> None:
-    source, library = tmp_path / "mpi.cpp", tmp_path / "libmpi.so"
+def libmpi(folder: Path, says: str, has: str = "", *, like: Path | None = None) -> Path:
+    """A library that tells what MPI it is; with `like`, it is that one in all else."""
+    source, library = folder / "mpi.cpp", folder / "libmpi.so"
     source.write_text(
         "#include <cstring>\n"
         f'extern "C" {{ {has} int MPI_Get_library_version(char* text, int*) '
         f'{{ std::strcpy(text, "{says}\\nand more"); return 0; }} }}\n'
     )
-    compiler = get_cxx_compiler()
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
+    behind = ["-Wl,--no-as-needed", f"-Wl,-rpath,{like.parent}", like] if like else []
+    command = [get_cxx_compiler(), "-shared", "-fPIC", "-o", library, source, *behind]
+    subprocess.run(command, check=True, timeout=60)
+    return library
+
+
+@needs_mpich
+@pytest.mark.parametrize(
+    ("like", "says", "told"),
+    [
+        (
+            MPICH,
+            "MPI VERSION    : CRAY MPICH version 8.1.29.2 (ANL base 3.4a2)",
+            r"CRAY MPICH 8\.1\.29\.2, ABI of MPICH, [^;]*; not CUDA-aware$",
+        ),
+        (
+            MPICH_ABI,
+            "Acme MPI 1.0",
+            r"Acme MPI 1\.0, ABI of MPI 5, [^;]*; not CUDA-aware; only under mpirun$",
+        ),
+    ],
+    ids=["mpich", "mpi-5"],
+)
+def test_the_kin_of_an_mpi(tmp_path: Path, like: Path, says: str, told: str) -> None:
+    environ = {**os.environ, "HVD_LIBMPI": str(libmpi(tmp_path, says, like=like))}
+    command = [sys.executable, "-m", "torch_hvd"]
+    table = subprocess.check_output(command, text=True, env=environ, timeout=60)
+    assert re.search(rf"yes: {told}", table, re.MULTILINE), table
+
+
+@pytest.mark.parametrize(
+    ("says", "has"),
+    [("Acme MPI 1.0", "int MPI_Send;"), ("Open MPI v3.1.6, package", "int ompi_mpi_comm_world;")],
+)
+def test_an_mpi_that_is_not_known(tmp_path: Path, says: str, has: str) -> None:
+    library = libmpi(tmp_path, says, has)
     with pytest.raises(ValueError, match="is an MPI that is not known here") as caught:
         _mpi._C.open_mpi([str(library)])
     assert f"{library} is an MPI that is not known here: {says}; known are" in str(caught.value)

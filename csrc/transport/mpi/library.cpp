@@ -13,14 +13,20 @@ namespace {
 
 /// "MPICH Version:      5.0.2\n..." -> "MPICH 5.0.2"; "Open MPI v5.0.11, ..."
 /// -> "Open MPI 5.0.11"; "Intel(R) MPI Library 2021.19 for Linux* OS" ->
-/// "Intel(R) MPI 2021.19". Empty for others.
+/// "Intel(R) MPI 2021.19"; "MPI VERSION    : CRAY MPICH version 8.1.29 (ANL
+/// base 3.4a2)" -> "CRAY MPICH 8.1.29". Empty for others.
 std::string short_name(const std::string& text) {
   static const std::regex pattern(
-      R"(^(MPICH|Open MPI|Intel\(R\) MPI|MVAPICH\S*)( Version:| Library)?\s+v?([0-9][^\s,]*))");
+      R"(^(?:MPI VERSION\s*:\s*)?(MPICH|Open MPI|Intel\(R\) MPI|MVAPICH\S*|CRAY MPICH))"
+      R"((?: Version:| version| Library)?\s+v?([0-9][^\s,]*))");
   std::smatch match;
   return std::regex_search(text, match, pattern)
-      ? match[1].str() + " " + match[3].str()
+      ? match[1].str() + " " + match[2].str()
       : "";
+}
+
+std::string first_line(const std::string& text) {
+  return text.substr(0, text.find('\n'));
 }
 
 } // namespace
@@ -44,23 +50,25 @@ Library::Library(const std::vector<std::string>& candidates) {
 void Library::recognise() {
   const std::string text = version_text();
   name_ = short_name(text);
-  speaks_pmi_ = name_.rfind("Open MPI", 0) != 0;
+  speaks_pmi_ = !name_.empty() && name_.rfind("Open MPI", 0) != 0;
   if (has_standard_abi()) {
     abi_ = Abi::Standard;
+    if (name_.empty()) {
+      name_ = first_line(text);
+    }
   } else if (dlsym(handle_, "ompi_mpi_comm_world") != nullptr) {
     abi_ = Abi::OpenMpi;
     if (!std::regex_search(name_, std::regex("^Open MPI [45]\\."))) {
       name_.clear(); // handles have other layouts, or may have
     }
-  } else if (!name_.empty() && speaks_pmi_) {
+  } else if (speaks_pmi_) {
     abi_ = Abi::Mpich;
   } else {
     name_.clear();
   }
   if (name_.empty()) {
     throw std::invalid_argument(
-        path_ + " is an MPI that is not known here: " +
-        text.substr(0, text.find('\n')) +
+        path_ + " is an MPI that is not known here: " + first_line(text) +
         "; known are Open MPI 4 and 5, MPICH and its kin, and libraries with "
         "the ABI of MPI 5");
   }

@@ -21,14 +21,16 @@ class Library {
   const std::string& path() const {
     return path_;
   }
-  /// Name and version, as in "MPICH 5.0.2".
+  /// Name and version, as in "MPICH 5.0.2"; of a library with the ABI of MPI 5
+  /// that is not known otherwise the first line of what it says.
   const std::string& name() const {
     return name_;
   }
   Abi abi() const {
     return abi_;
   }
-  /// Whether processes can be made one world through PMI-1 by whoever answers.
+  /// Whether processes can be made one world through PMI-1 by whoever answers,
+  /// as far as is known.
   bool speaks_pmi() const {
     return speaks_pmi_;
   }
