@@ -12,7 +12,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kPollInterval{2};
-// What the others allow rank 0 beyond the timeout, to tell them of it.
+// What ranks allow each other beyond the timeout: rank 0 to tell of it, the
+// others to hear.
 constexpr std::chrono::seconds kGrace{5};
 
 bool wait_for_key(
@@ -27,6 +28,14 @@ bool wait_for_key(
     std::this_thread::sleep_for(kPollInterval);
   }
   return true;
+}
+
+std::string came(const std::string& prefix, int rank) {
+  return prefix + "/came/" + std::to_string(rank);
+}
+
+std::string heard(const std::string& prefix, int rank) {
+  return prefix + "/heard/" + std::to_string(rank);
 }
 
 std::string join(const std::vector<int>& ranks) {
@@ -48,8 +57,7 @@ void lead(
   bool late = false; // the time was over before this rank looked for a peer
   for (int peer = 1; peer < size; ++peer) {
     late = Clock::now() >= deadline;
-    if (!wait_for_key(
-            store, prefix + "/came/" + std::to_string(peer), deadline)) {
+    if (!wait_for_key(store, came(prefix, peer), deadline)) {
       missing.push_back(peer);
       if (!wait_all_ranks) {
         break;
@@ -59,6 +67,13 @@ void lead(
   const std::string missed = join(missing);
   store.set(
       prefix + "/missing", std::vector<uint8_t>(missed.begin(), missed.end()));
+  // The store may be this process's, and go with it.
+  const auto latest = Clock::now() + kGrace;
+  for (int peer = 1; peer < size; ++peer) {
+    if (store.check({came(prefix, peer)})) {
+      wait_for_key(store, heard(prefix, peer), latest);
+    }
+  }
   if (!missing.empty() && late && !wait_all_ranks) {
     C10_THROW_ERROR(
         DistBackendError,
@@ -80,11 +95,12 @@ void follow(
     const std::string& prefix,
     int rank,
     std::chrono::milliseconds timeout) {
-  store.set(prefix + "/came/" + std::to_string(rank), std::vector<uint8_t>{1});
+  store.set(came(prefix, rank), std::vector<uint8_t>{1});
   std::string error;
   if (wait_for_key(
           store, prefix + "/missing", Clock::now() + timeout + kGrace)) {
     const auto missing = store.get(prefix + "/missing");
+    store.set(heard(prefix, rank), std::vector<uint8_t>{1}); // no answer to it
     if (missing.empty()) {
       return;
     }

@@ -63,3 +63,18 @@ def test_the_host_of_the_store_leaves_first() -> None:
     """
     for ended in launch(script, size=2):
         assert ended.returncode == 0, ended.stderr
+
+
+def test_the_host_of_the_store_leaves_after_a_monitored_barrier() -> None:
+    """It has passed only when the others have heard of it, by the store."""
+    port = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False).port
+    script = f"""
+        dist.destroy_process_group()
+        address = "tcp://127.0.0.1:{port}"
+        dist.init_process_group("hvd", init_method=address, rank=rank, world_size=size)
+        dist.group.WORLD.monitored_barrier()
+        os._exit(0) if rank == 0 else print("passed")
+    """
+    ended = launch(script, size=4)
+    assert [each.returncode for each in ended] == [0] * 4, [each.stderr for each in ended]
+    assert [each.stdout for each in ended[1:]] == ["passed\n"] * 3

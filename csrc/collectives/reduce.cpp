@@ -20,7 +20,7 @@ namespace {
 /// Elements folded at a time: accumulators stay in the first-level cache.
 constexpr int64_t kBlock = 1024;
 
-/// What elements are folded in, and the codec that widens them to it.
+/// What elements are folded in, and the codec, if any, that widens them to it.
 template <typename T>
 struct Accumulation {
   using type = T;
@@ -35,12 +35,18 @@ struct Accumulation<c10::BFloat16> {
   using type = float;
   static constexpr auto kCast = Compression::Bf16;
 };
+template <>
+struct Accumulation<c10::complex<c10::Half>> {
+  using type = c10::complex<float>;
+};
 
 template <typename T>
 using Accumulator = typename Accumulation<T>::type;
 
 template <typename T>
 constexpr bool kIsWidened = !std::is_same_v<Accumulator<T>, T>;
+template <typename T>
+constexpr bool kHasCodec = requires { Accumulation<T>::kCast; };
 
 // The codec's kernels take multiples of this.
 constexpr int64_t kUnit = 32;
@@ -61,11 +67,14 @@ const Accumulator<T>* widen(
     int64_t count,
     std::array<Accumulator<T>, kBlock>& room) {
   if constexpr (kIsWidened<T>) {
-    const int64_t whole = count - count % kUnit;
-    const auto* bytes = reinterpret_cast<const uint8_t*>(from);
-    kernels()[Accumulation<T>::kCast].decode(
-        bytes, nullptr, whole, kUnit, room.data());
-    std::copy(from + whole, from + count, room.begin() + whole);
+    int64_t done = 0;
+    if constexpr (kHasCodec<T>) {
+      done = count - count % kUnit;
+      const auto* bytes = reinterpret_cast<const uint8_t*>(from);
+      kernels()[Accumulation<T>::kCast].decode(
+          bytes, nullptr, done, kUnit, room.data());
+    }
+    std::copy(from + done, from + count, room.begin() + done);
     return room.data();
   } else {
     return from;
@@ -75,12 +84,14 @@ const Accumulator<T>* widen(
 template <typename T>
 void narrow(const Accumulator<T>* from, int64_t count, T* to) {
   int64_t done = 0;
-  if constexpr (kIsWidened<T>) {
+  if constexpr (kHasCodec<T>) {
     done = count - count % kUnit;
     auto* bytes = reinterpret_cast<uint8_t*>(to);
     kernels()[Accumulation<T>::kCast].encode(from, done, kUnit, bytes, nullptr);
   }
-  std::copy(from + done, from + count, to + done);
+  std::transform(from + done, from + count, to + done, [](const auto& number) {
+    return static_cast<T>(number);
+  });
 }
 
 /// NaN wins, as in torch.minimum and torch.maximum.
@@ -159,8 +170,7 @@ void fold(
 template <typename T>
 constexpr bool kHasAverage = !std::is_same_v<T, bool>;
 template <typename T>
-constexpr bool kHasOrder = !std::is_same_v<T, c10::complex<float>> &&
-    !std::is_same_v<T, c10::complex<double>>;
+constexpr bool kHasOrder = !c10::is_complex<T>::value;
 template <typename T>
 constexpr bool kHasBits = std::is_integral_v<T>;
 template <typename T>
@@ -245,6 +255,8 @@ bool with_type(at::ScalarType dtype, Visit visit) {
       return visit(Type<uint8_t>());
     case at::kBool:
       return visit(Type<bool>());
+    case at::kComplexHalf:
+      return visit(Type<c10::complex<c10::Half>>());
     case at::kComplexFloat:
       return visit(Type<c10::complex<float>>());
     case at::kComplexDouble:
@@ -272,7 +284,15 @@ bool with_result_type(at::ScalarType to, Visit visit) {
 } // namespace
 
 at::ScalarType accumulation_dtype(at::ScalarType dtype) {
-  return dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
+  switch (dtype) {
+    case at::kHalf:
+    case at::kBFloat16:
+      return at::kFloat;
+    case at::kComplexHalf:
+      return at::kComplexFloat;
+    default:
+      return dtype;
+  }
 }
 
 bool can_reduce(at::ScalarType dtype, ReduceOp op) {

@@ -16,7 +16,7 @@ namespace hvd {
 bool can_reduce(at::ScalarType dtype, ReduceOp op);
 
 /// The dtype that elements are accumulated in: fp32 for 16-bit floating point,
-/// else their own.
+/// also as parts of complex numbers, else their own.
 at::ScalarType accumulation_dtype(at::ScalarType dtype);
 
 struct Reduction {
