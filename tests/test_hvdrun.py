@@ -278,6 +278,8 @@ def test_what_follows_the_command_is_its_own(capsys: pytest.CaptureFixture[str])
         ("-np 2 --mpirun none true", "--mpirun none: there is no such program"),
         ("-np 2 --mpirun {folder}/other true", "other is neither of Open MPI nor of MPICH"),
         ("-np 2 --mpi-args=-v true", "--mpi-args and --binding-args are for mpirun: add --mpi"),
+        ("-np 2 a.py", "a.py is no program that can be run; a script is run by python"),
+        ("-np 2 /etc/passwd", "/etc/passwd is no program that can be run"),
         ("-np 2 --mpi --gloo true", "not allowed with argument"),
         ("-np 2 --nccl --gloo true", "not allowed with argument"),
         ("-np 2 --compression int3 true", "invalid choice: 'int3'"),

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch_hvd
 from calls import check_group, cpu_backend, environment
 from ranks import RankPool, bare_store
-from torch_hvd import _rendezvous, _settings
+from torch_hvd import _log, _mpi, _rendezvous, _settings, _shm
 
 DEFAULTS = {
     "transport": "auto",
@@ -41,7 +41,6 @@ BAD_VARIABLES = [
         "carrier-pigeon",
         TRANSPORTS,
     ),
-    ("HVD_TRANSPORT", "", TRANSPORTS),
     (
         "HVD_TRANSPORT",
         "Gloo",
@@ -51,7 +50,6 @@ BAD_VARIABLES = [
     ("HVD_FUSION_THRESHOLD", "-1", BYTES),
     ("HVD_FUSION_THRESHOLD", "64MB", BYTES),
     ("HVD_FUSION_THRESHOLD", "1e6", BYTES),
-    ("HVD_FUSION_THRESHOLD", "", BYTES),
     ("HVD_FUSION_THRESHOLD", str(1 << 63), BYTES),
     ("HVD_FUSION_THRESHOLD", "1_000", BYTES),
     ("HVD_FUSION_THRESHOLD", " 1000", BYTES),
@@ -61,10 +59,8 @@ BAD_VARIABLES = [
     ("HVD_FUSION_CUTOFF", str(1 << 64), BYTES),
     ("HVD_CHECK", "2", "allowed is 0 or 1"),
     ("HVD_CHECK", "yes", "allowed is 0 or 1"),
-    ("HVD_CHECK", "", "allowed is 0 or 1"),
     ("HVD_COMPRESSION", "zip", "allowed is none or fp16 or bf16 or fp8 or fp8_e5m2 or int8"),
     ("HVD_COMPRESSION", "FP16", "allowed is none or fp16"),
-    ("HVD_COMPRESSION", "", "allowed is none or fp16"),
     ("HVD_COMPRESSION_MIN_BYTES", "-1", BYTES),
     ("HVD_COMPRESSION_BLOCK", "100", "allowed is auto, 32, 64"),
     ("HVD_COMPRESSION_BLOCK", "2048", "allowed is auto, 32, 64"),
@@ -76,7 +72,6 @@ BAD_VARIABLES = [
     ("HVD_STALL_CHECK_TIME", "6_0", SECONDS),
     ("HOROVOD_STALL_CHECK_TIME_SECONDS", "-1", SECONDS),
     ("HVD_STALL_SHUTDOWN_TIME", "inf", SECONDS),
-    ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "", SECONDS),
 ]
 BAD_OPTIONS: list[tuple[str, Any, str]] = [
     ("transport", "NCCL", TRANSPORTS),
@@ -98,6 +93,24 @@ def test_defaults() -> None:
     assert resolved({}) == DEFAULTS
 
 
+def test_empty_variables_are_not_set() -> None:
+    """As a job's script sets them by `HVD_COMPRESSION=$CODEC` where CODEC is not set."""
+    empty = dict.fromkeys([name for name, _ in _settings.table(torch_hvd.Options(), {})], "")
+    others = dict.fromkeys([name for name, _ in _settings.other_variables({})], "")
+    assert len(empty) == len(DEFAULTS)
+    assert resolved(empty) == DEFAULTS
+    assert resolved({"HVD_FUSION_THRESHOLD": "", "HOROVOD_FUSION_THRESHOLD": "5"}) == {
+        **DEFAULTS,
+        "fusion_threshold": 5,
+    }
+    assert {value for _, value in _settings.other_variables(others)} == {"not set"}
+    assert _settings.stats_edges(others) == _settings.stats_edges({})
+    assert _log.level(others) is None
+    assert _shm.may_attach(others)
+    assert _shm.host_id(others) == _shm.host_id({})
+    assert _mpi.candidates(others) == _mpi.candidates({})
+
+
 @pytest.mark.parametrize(("variable", "value", "allowed"), BAD_VARIABLES)
 def test_bad_variable(variable: str, value: str, allowed: str) -> None:
     with pytest.raises(ValueError) as caught:
@@ -106,7 +119,7 @@ def test_bad_variable(variable: str, value: str, allowed: str) -> None:
     assert allowed in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["nan", "1,nan", "1,inf", "2,1", "1,1", "0,1", "-1", "", "1;2"])
+@pytest.mark.parametrize("text", ["nan", "1,nan", "1,inf", "2,1", "1,1", "0,1", "-1", "1;2"])
 def test_bad_edges(text: str) -> None:
     with pytest.raises(ValueError) as caught:
         _settings.stats_edges({"HVD_STATS_EDGES": text})

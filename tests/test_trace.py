@@ -289,7 +289,7 @@ def test_timelines_of_hosts_with_other_clocks(pool: RankPool, tmp_path: Path) ->
     """A rank whose clock is 5 s ahead, and whose wall clock is an hour wrong, is put in place."""
     pool.run(traced, str(tmp_path))
     reference, ahead = (
-        json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)
+        json.loads((tmp_path / f"rank-{rank}.timeline.json").read_text()) for rank in range(2)
     )
     for event in ahead[1:]:
         event["ts"] += 5e6
@@ -303,8 +303,8 @@ def test_timeline_of_a_rank_that_died(tmp_path: Path) -> None:
         '[{"ph":"M","name":"process_name","pid":0,"args":{"wall_clock_offset_us":0.0}},\n'
         '{"ph":"b","name":"a","pid":0,"id":"0/0","ts":1.0},\n'
     )
-    (tmp_path / "rank-0.json").write_text(whole + '{"ph":"e","na')
-    (tmp_path / "rank-1.json").write_text(whole.splitlines()[0].removesuffix(","))
+    (tmp_path / "rank-0.timeline.json").write_text(whole + '{"ph":"e","na')
+    (tmp_path / "rank-1.timeline.json").write_text(whole.splitlines()[0].removesuffix(","))
     names = [event["name"] for event in report.merge_timelines(tmp_path)]
     assert names == ["process_name", "a", "process_name"]
 
@@ -314,7 +314,7 @@ dist.all_reduce(torch.ones(4))
 if os.fork() == 0:
     sys.exit()  # runs what was registered with atexit
 os.wait()
-print(open(f"{os.environ['HVD_STATS']}/rank-{rank}.json").read())
+print(open(f"{os.environ['HVD_STATS']}/rank-{rank}.stats.json").read())
 dist.all_reduce(torch.ones(4))
 """
 
@@ -325,10 +325,10 @@ def test_forked_child_that_exits(tmp_path: Path) -> None:
     for rank, process in enumerate(ended):
         assert process.returncode == 0, process.stderr
         assert json.loads(process.stdout)["groups"] == []
-        events = json.loads((tmp_path / f"rank-{rank}.json").read_text())
+        events = json.loads((tmp_path / f"rank-{rank}.timeline.json").read_text())
         names = Counter(e["name"] for e in events if e["ph"] == "b" and "args" in e)
         assert names["all_reduce(float32[4], SUM)"] == 2
-        groups = json.loads((tmp_path / "s" / f"rank-{rank}.json").read_text())["groups"]
+        groups = json.loads((tmp_path / "s" / f"rank-{rank}.stats.json").read_text())["groups"]
         assert groups[0]["tensors"] == 2
 
 
@@ -348,7 +348,7 @@ def test_ids_are_unique(tmp_path: Path) -> None:
     assert [process.returncode for process in ended] == [0, 0], ended[0].stderr
     ids = [
         [e["id"] for e in report._load_events(path) if e["ph"] == "b" and "args" in e]
-        for path in (folder / "rank-0.json", folder / "rank-1.json")
+        for path in (folder / "rank-0.timeline.json", folder / "rank-1.timeline.json")
     ]
     assert len(ids[0]) == len(set(ids[0])) == 2
     assert ids[0] == ids[1]
@@ -363,11 +363,11 @@ def test_files_of_an_earlier_run(tmp_path: Path) -> None:
     for command, name in (("stats", "HVD_STATS"), ("timeline", "HVD_TIMELINE")):
         with pytest.raises(
             SystemExit,
-            match=r"files of several runs: rank-0\.json, rank-1\.json of world size 2, .*; "
-            r"rank-2\.json of world size 3, ",
+            match=rf"files of several runs: rank-0\.{command}\.json, rank-1\.{command}\.json "
+            rf"of world size 2, .*; rank-2\.{command}\.json of world size 3, ",
         ):
             report.main([command, environment[name]])
-        (tmp_path / name / "rank-2.json").unlink()
+        (tmp_path / name / f"rank-2.{command}.json").unlink()
         report.main([command, environment[name]])
 
 
@@ -384,7 +384,7 @@ def test_plot(tmp_path: Path) -> None:
         ]
         group = {"responses": 0, "messages": 0, "rows": rows}  # 0: it need not be printed
         text = json.dumps({"rank": rank, "run": "", "groups": [group, group]})
-        (tmp_path / f"rank-{rank}.json").write_text(text)
+        (tmp_path / f"rank-{rank}.stats.json").write_text(text)
     file = tmp_path / "stats.png"
     report.main(["stats", str(tmp_path), "--plot", str(file)])
 
@@ -412,23 +412,25 @@ def test_a_folder_that_is_a_file(name: str, tmp_path: Path) -> None:
 
 def test_report_of_nothing(tmp_path: Path) -> None:
     for command in ("timeline", "stats"):
-        with pytest.raises(SystemExit, match=r"holds no rank-N\.json"):
+        with pytest.raises(
+            SystemExit,
+            match=rf"holds no rank-N\.{command}\.json; was it given as HVD_{command.upper()}",
+        ):
             report.main([command, str(tmp_path)])
 
 
 def test_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """HVD_STATS and HVD_TIMELINE need no change of the program, nor that it destroys its groups."""
-    out = tmp_path / "out"
-    environment = {name: str(out / name) for name in ("HVD_STATS", "HVD_TIMELINE")}
+    """HVD_STATS and HVD_TIMELINE need no change of a program; one folder may be for both."""
+    environment = dict.fromkeys(("HVD_STATS", "HVD_TIMELINE"), str(tmp_path / "out"))
     ended = launch(
         "for n in (4, 300_000): dist.all_reduce(torch.ones(n))",
         2,
         env={**environment, "HVD_STATS_EDGES": "0.001,2"},
     )
     assert [process.returncode for process in ended] == [0, 0], ended
-    out, timeline = out / "HVD_STATS", out / "HVD_TIMELINE"
-    report.main(["timeline", str(timeline)])
-    events = json.loads((timeline / "timeline.json").read_text())
+    out = tmp_path / "out"
+    report.main(["timeline", str(out)])
+    events = json.loads((out / "timeline.json").read_text())
     assert sum(e["name"].startswith("all_reduce") and e["ph"] == "b" for e in events) == 4
     capsys.readouterr()
     report.main(["stats", str(out), "--rank", "1"])

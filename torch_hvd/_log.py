@@ -25,7 +25,7 @@ def level(environ: Mapping[str, str]) -> int | None:
         ValueError: the variable is not a level.
     """
     text = environ.get("HVD_LOG")
-    if text is None:
+    if not text:
         return None
     if text not in _LEVELS:
         raise ValueError(f"HVD_LOG is {text!r}; allowed is {' or '.join(_LEVELS)}")

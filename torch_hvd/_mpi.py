@@ -100,8 +100,8 @@ def candidates(environ: Mapping[str, str]) -> list[str]:
     `HVD_LIBMPI` alone if it is set. Else those that fit the launcher come before others, and of
     equals one that is loaded, then one of this Python's environment, then the system's.
     """
-    if "HVD_LIBMPI" in environ:
-        return [environ["HVD_LIBMPI"]]
+    if given := environ.get("HVD_LIBMPI"):
+        return [given]
     fitting = {
         "Open MPI": [_OPEN_MPI, _STANDARD],
         "PMIx": [_OPEN_MPI, _STANDARD, _MPICH],

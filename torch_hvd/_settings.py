@@ -1,6 +1,7 @@
 """The settings of a process group: where their values come from, and what is allowed.
 
-A value in `torch_hvd.Options` wins, then `HVD_*`, then `HOROVOD_*` where Horovod has the switch.
+A value in `torch_hvd.Options` wins, then `HVD_*`, then `HOROVOD_*` where Horovod has the switch. A
+variable that is empty counts as one that is not set.
 """
 
 import difflib
@@ -142,7 +143,7 @@ def origin(name: str, options: Any, environ: Mapping[str, str]) -> Origin:
     if value is not None:
         return Origin(f"Options.{name}", str(value))
     for variable in setting.variables:
-        if variable in environ:
+        if environ.get(variable):
             return Origin(variable, environ[variable])
     return Origin("default", setting.default)
 
@@ -196,7 +197,7 @@ _OTHERS = (
 def other_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """The other variables and their values, as `table` has them."""
     for name, *others in _OTHERS:
-        found = next((variable for variable in (name, *others) if variable in environ), None)
+        found = next((variable for variable in (name, *others) if environ.get(variable)), None)
         if found is None:
             yield name, "not set"
         else:
@@ -227,7 +228,7 @@ def stats_edges(environ: Mapping[str, str]) -> list[float]:
         ValueError: the variable is not a rising list of positive, finite numbers.
     """
     text = environ.get("HVD_STATS_EDGES")
-    if text is None:
+    if not text:
         return [1e6 * edge for edge in _EDGES_MB]
     try:
         edges = [1e6 * float(_written_plainly(part)) for part in text.split(",")]

@@ -38,7 +38,7 @@ def may_attach(environ: Mapping[str, str]) -> bool:
     Raises:
         ValueError: the variable is neither 0 nor 1.
     """
-    text = environ.get("HVD_CMA", "1")
+    text = environ.get("HVD_CMA") or "1"
     if text not in ("0", "1"):
         raise ValueError(f"HVD_CMA is {text!r}; allowed is 0 or 1")
     return text == "1"
@@ -50,8 +50,8 @@ def host_id(environ: Mapping[str, str]) -> str:
     That is the kernel's boot, and the namespaces by which containers keep processes, their sockets
     and their memory apart.
     """
-    if "HVD_HOST_ID" in environ:
-        return environ["HVD_HOST_ID"]
+    if given := environ.get("HVD_HOST_ID"):
+        return given
     with open("/proc/sys/kernel/random/boot_id") as boot_id:
         parts = [boot_id.read().strip()]
     parts += [os.readlink(f"/proc/self/ns/{name}") for name in ("ipc", "net", "pid", "user")]

@@ -38,7 +38,8 @@ def statistics() -> list[dict[str, Any]]:
 
 
 def start_timeline(path: str | os.PathLike[str]) -> None:
-    """Write what this rank does from now on to `path`/rank-N.json, in Chrome's trace format.
+    """Write what this rank does from now on to `path`/rank-N.timeline.json, in Chrome's trace
+    format.
 
     Call it on every rank; `python -m torch_hvd.report timeline PATH` puts all ranks in one picture.
 
@@ -105,20 +106,20 @@ _process: _Process | None = None
 _begun: set[Callable[[str], None]] = set()
 
 
-def _file(path: str | os.PathLike[str], rank: int) -> Path:
+def _file(path: str | os.PathLike[str], rank: int, kind: str) -> Path:
     folder = Path(path).absolute()  # the program may go elsewhere
     folder.mkdir(parents=True, exist_ok=True)
-    return folder / f"rank-{rank}.json"
+    return folder / f"rank-{rank}.{kind}.json"
 
 
 def _start_timeline(path: str | os.PathLike[str]) -> None:
     rank, run = (_process.rank, _process.run) if _process else (int(os.environ.get("RANK", 0)), "")
-    _C.start_timeline(str(_file(path, rank)), rank, run)
+    _C.start_timeline(str(_file(path, rank, "timeline")), rank, run)
 
 
 def _start_statistics(path: str) -> None:
     assert _process
-    file = _file(path, _process.rank)
+    file = _file(path, _process.rank, "stats")
     _write_statistics(_process, file)  # at the end it would be too late to find that it cannot be
     _process.statistics = file
 

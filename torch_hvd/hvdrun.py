@@ -184,12 +184,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         job = job_of(args)
         _settings.resolve(torch_hvd.Options(), {**os.environ, **job.variables})
-        command = translate(job, wanted_mpirun(args, job), os.environ)
+        mpirun = wanted_mpirun(args, job)
+        command = translate(job, mpirun, os.environ)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     if args.dry_run:
         print(command)
         sys.exit(0)
+    if mpirun is None and shutil.which(job.command[0]) is None:
+        parser.error(f"{job.command[0]} is no program that can be run; a script is run by python")
     if args.verbose:
         print(command, file=sys.stderr, flush=True)
     start(command)

@@ -15,12 +15,16 @@ Event = dict[str, Any]
 T = TypeVar("T")
 
 
-def _of_ranks(folder: Path, load: Callable[[Path], T], run_of: Callable[[T], Any]) -> list[T]:
+def _of_ranks(
+    folder: Path, kind: str, load: Callable[[Path], T], run_of: Callable[[T], Any]
+) -> list[T]:
     """What each rank of a run has left in the folder."""
-    files = sorted(folder.glob("rank-*.json"), key=lambda path: int(path.stem.split("-")[1]))
+    files = sorted(
+        folder.glob(f"rank-*.{kind}.json"), key=lambda path: int(path.name[5:].split(".")[0])
+    )
     if not files:
         raise SystemExit(
-            f"{folder} holds no rank-N.json; was it given as HVD_TIMELINE or HVD_STATS?"
+            f"{folder} holds no rank-N.{kind}.json; was it given as HVD_{kind.upper()}?"
         )
     loaded = [load(path) for path in files]
     runs: dict[Any, list[str]] = {}
@@ -80,7 +84,7 @@ def clock_offset(reference: Sequence[Event], events: Sequence[Event]) -> float:
 
 def merge_timelines(folder: Path) -> list[Event]:
     """The events of all ranks on the clock of the lowest one, from zero."""
-    ranks = _of_ranks(folder, _load_events, lambda events: events[0]["args"].get("run"))
+    ranks = _of_ranks(folder, "timeline", _load_events, lambda events: events[0]["args"].get("run"))
     merged = []
     for events in ranks:
         offset = clock_offset(ranks[0], events) if events is not ranks[0] else 0.0
@@ -205,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{target}: open it in ui.perfetto.dev or chrome://tracing")
         return
     ranks = _of_ranks(
-        options.folder, lambda path: json.loads(path.read_text()), lambda rank: rank["run"]
+        options.folder, "stats", lambda path: json.loads(path.read_text()), lambda rank: rank["run"]
     )
     if options.rank is not None:
         ranks = [rank for rank in ranks if rank["rank"] == options.rank]
