@@ -67,7 +67,8 @@ void lead(
   const std::string missed = join(missing);
   store.set(
       prefix + "/missing", std::vector<uint8_t>(missed.begin(), missed.end()));
-  // The store may be this process's, and go with it.
+  // The store may be this process's, and go with it. Their last word to it has
+  // no answer that they could miss.
   const auto latest = Clock::now() + kGrace;
   for (int peer = 1; peer < size; ++peer) {
     if (store.check({came(prefix, peer)})) {
@@ -100,7 +101,7 @@ void follow(
   if (wait_for_key(
           store, prefix + "/missing", Clock::now() + timeout + kGrace)) {
     const auto missing = store.get(prefix + "/missing");
-    store.set(heard(prefix, rank), std::vector<uint8_t>{1}); // no answer to it
+    store.set(heard(prefix, rank), std::vector<uint8_t>{1});
     if (missing.empty()) {
       return;
     }

@@ -11,7 +11,8 @@ namespace {
 // What is copied aside is in the caches when it is read, and who sums it reads
 // it where it is. Up to a segment that costs less than to read another
 // process's memory: for an all_reduce of 16 MB and two ranks half the time. Not
-// so where messages to many ranks fill the arena, and the caches.
+// so where those under way to many ranks fill more than half of the arena, and
+// the caches.
 constexpr int64_t kAside = 256 * 1024;
 constexpr int64_t kForSegments = Segment::kArenaBytes / 2;
 
