@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from torch.utils.cpp_extension import get_cxx_compiler
 
 from mpiruns import mpirun, plain
 
@@ -29,6 +30,16 @@ needs_systems_open_mpi_4 = pytest.mark.skipif(
     not (SYSTEMS_OPEN_MPI_4.exists() and Path("/usr/bin/mpirun.openmpi").exists()),
     reason="needs Open MPI 4 of the system: apt-get install libopenmpi3 openmpi-bin",
 )
+
+
+def make_libmpi(folder: Path, source: str, like: Path | None = None) -> Path:
+    """A library of what C++ there is in `source`, as C; with `like`, it is that one in all else."""
+    code, library = folder / "mpi.cpp", folder / "libmpi.so"
+    code.write_text(f'extern "C" {{\n{source}\n}}\n')
+    behind = ["-Wl,--no-as-needed", f"-Wl,-rpath,{like.parent}", like] if like else []
+    command = [get_cxx_compiler(), "-shared", "-fPIC", "-o", library, code, *behind]
+    subprocess.run(command, check=True, timeout=60)
+    return library
 
 
 def launch(

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import torch_hvd
 from footprint import shared_names
-from libmpi import MPICH, MPICH_ABI, OPEN_MPI, needs_mpich, needs_open_mpi
+from libmpi import MPICH, MPICH_ABI, OPEN_MPI, make_libmpi, needs_mpich, needs_open_mpi
 from ranks import RankPool, bare_store
 from rows import filled
 from torch_hvd import _mpi
@@ -38,18 +38,10 @@ device: Any = torch.ops.fakecuda
 
 def aware_like(library: Path, folder: Path) -> str:
     """The file of a libmpi that is that one, but says that it is CUDA-aware."""
-    source, made = folder / "aware.c", folder / "libmpi.so"
-    source.write_text("""
-        int MPIX_Query_cuda_support(void) { return 1; }
-        #ifdef MPICH
-        int MPIX_GPU_query_support(int kind, int *answer) { return *answer = kind == 0, 0; }
-        #endif
-    """)
-    define = ["-DMPICH"] if library == MPICH else []
-    path = ["-Wl,--no-as-needed", f"-Wl,-rpath,{library.parent}", str(library)]
-    command = ["g++", *define, "-fPIC", "-shared", "-xc", str(source), "-xnone", *path]
-    subprocess.run([*command, "-o", str(made)], check=True)
-    return str(made)
+    answers = "int MPIX_Query_cuda_support() { return 1; }"
+    if library == MPICH:
+        answers += "int MPIX_GPU_query_support(int kind, int* yes) { *yes = kind == 0; return 0; }"
+    return str(make_libmpi(folder, answers, library))
 
 
 @pytest.fixture(scope="module")

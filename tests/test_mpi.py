@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils.cpp_extension import get_cxx_compiler
 
 from calls import check_group, cpu_backend
 from footprint import shared_names
@@ -26,6 +25,7 @@ from libmpi import (
     MPICH_ABI,
     OPEN_MPI,
     SYSTEMS_OPEN_MPI_4,
+    make_libmpi,
     needs_mpich,
     needs_open_mpi,
     needs_systems_open_mpi_4,
@@ -133,18 +133,12 @@ def test_a_library_that_is_no_mpi() -> None:
     assert "rank 0:" in error and "has no MPI_Get_library_version" in error
 
 
-def libmpi(folder: Path, says: str, has: str = "", *, like: Path | None = None) -> Path:
-    """A library that tells what MPI it is; with `like`, it is that one in all else."""
-    source, library = folder / "mpi.cpp", folder / "libmpi.so"
-    source.write_text(
-        "#include <cstring>\n"
-        f'extern "C" {{ {has} int MPI_Get_library_version(char* text, int*) '
-        f'{{ std::strcpy(text, "{says}\\nand more"); return 0; }} }}\n'
+def says_it_is(says: str) -> str:
+    """What a library has that says it is that MPI."""
+    return (
+        "int MPI_Get_library_version(char* text, int*) "
+        f'{{ __builtin_strcpy(text, "{says}\\nand more"); return 0; }}'
     )
-    behind = ["-Wl,--no-as-needed", f"-Wl,-rpath,{like.parent}", like] if like else []
-    command = [get_cxx_compiler(), "-shared", "-fPIC", "-o", library, source, *behind]
-    subprocess.run(command, check=True, timeout=60)
-    return library
 
 
 @needs_mpich
@@ -165,7 +159,7 @@ def libmpi(folder: Path, says: str, has: str = "", *, like: Path | None = None) 
     ids=["mpich", "mpi-5"],
 )
 def test_the_kin_of_an_mpi(tmp_path: Path, like: Path, says: str, told: str) -> None:
-    environ = {**os.environ, "HVD_LIBMPI": str(libmpi(tmp_path, says, like=like))}
+    environ = {**os.environ, "HVD_LIBMPI": str(make_libmpi(tmp_path, says_it_is(says), like))}
     command = [sys.executable, "-m", "torch_hvd"]
     table = subprocess.check_output(command, text=True, env=environ, timeout=60)
     assert re.search(rf"yes: {told}", table, re.MULTILINE), table
@@ -176,7 +170,7 @@ def test_the_kin_of_an_mpi(tmp_path: Path, like: Path, says: str, told: str) -> 
     [("Acme MPI 1.0", "int MPI_Send;"), ("Open MPI v3.1.6, package", "int ompi_mpi_comm_world;")],
 )
 def test_an_mpi_that_is_not_known(tmp_path: Path, says: str, has: str) -> None:
-    library = libmpi(tmp_path, says, has)
+    library = make_libmpi(tmp_path, has + says_it_is(says))
     with pytest.raises(ValueError, match="is an MPI that is not known here") as caught:
         _mpi._C.open_mpi([str(library)])
     assert f"{library} is an MPI that is not known here: {says}; known are" in str(caught.value)
