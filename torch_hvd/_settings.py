@@ -7,7 +7,7 @@ variable that is empty counts as one that is not set.
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +125,11 @@ _SETTINGS = {
 }
 
 
+def first_set(names: Iterable[str], environ: Mapping[str, str]) -> str | None:
+    """The first of these variables that is set; one that is empty is not."""
+    return next((name for name in names if environ.get(name)), None)
+
+
 @dataclass(frozen=True)
 class Origin:
     """Where the value of a setting comes from, as text, and the value."""
@@ -142,9 +147,8 @@ def origin(name: str, options: Any, environ: Mapping[str, str]) -> Origin:
     value = getattr(options, name)
     if value is not None:
         return Origin(f"Options.{name}", str(value))
-    for variable in setting.variables:
-        if environ.get(variable):
-            return Origin(variable, environ[variable])
+    if variable := first_set(setting.variables, environ):
+        return Origin(variable, environ[variable])
     return Origin("default", setting.default)
 
 
@@ -196,12 +200,12 @@ _OTHERS = (
 
 def other_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """The other variables and their values, as `table` has them."""
-    for name, *others in _OTHERS:
-        found = next((variable for variable in (name, *others) if environ.get(variable)), None)
+    for names in _OTHERS:
+        found = first_set(names, environ)
         if found is None:
-            yield name, "not set"
+            yield names[0], "not set"
         else:
-            yield name, f"{environ[found]} ({'environment' if found == name else found})"
+            yield names[0], f"{environ[found]} ({'environment' if found == names[0] else found})"
 
 
 _BUILDING = ("HVD_BUILD_CUDA",)  # read by setup.py, and may be set where programs run

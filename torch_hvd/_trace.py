@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch_hvd import _settings
 from torch_hvd._load import _C
 
 
@@ -73,7 +74,7 @@ def begin(environ: Any, rank: int, run: str) -> None:
         (("HVD_TIMELINE", "HOROVOD_TIMELINE"), _start_timeline),
         (("HVD_STATS",), _start_statistics),
     ):
-        name = next((name for name in names if environ.get(name)), None)
+        name = _settings.first_set(names, environ)
         if name and start not in _begun:
             try:
                 start(environ[name])

@@ -19,13 +19,13 @@ def _of_ranks(
     folder: Path, kind: str, load: Callable[[Path], T], run_of: Callable[[T], Any]
 ) -> list[T]:
     """What each rank of a run has left in the folder."""
+    end = f".{kind}.json"
     files = sorted(
-        folder.glob(f"rank-*.{kind}.json"), key=lambda path: int(path.name[5:].split(".")[0])
+        folder.glob(f"rank-*{end}"),
+        key=lambda path: int(path.name.removeprefix("rank-").removesuffix(end)),
     )
     if not files:
-        raise SystemExit(
-            f"{folder} holds no rank-N.{kind}.json; was it given as HVD_{kind.upper()}?"
-        )
+        raise SystemExit(f"{folder} holds no rank-N{end}; was it given as HVD_{kind.upper()}?")
     loaded = [load(path) for path in files]
     runs: dict[Any, list[str]] = {}
     for path, content in zip(files, loaded, strict=True):
