@@ -49,7 +49,6 @@ class CompressedAllreduce final : public Running {
             collective.signature.op == c10d::ReduceOp::AVG
                 ? 1.0F / static_cast<float>(collective.divisor)
                 : 1.0F),
-        peers_(transport.others()),
         inputs_(cut(flat(collective.inputs[0]))),
         outputs_(cut(flat(collective.outputs[0]))),
         count_(segment_count(inputs_, kSegment)),
@@ -136,7 +135,7 @@ class CompressedAllreduce final : public Running {
     Segment& segment = window_.emplace_back();
     std::vector<Transfer> arrivals;
     std::vector<Transfer> sums;
-    for (const int peer : peers_) {
+    for (const int peer : transport_.others()) {
       const auto& own = inputs_[transport_.rank()];
       segment.arrivals.push_back(message(nth_segment(own, index)));
       segment.sums.push_back(message(nth_segment(outputs_[peer], index)));
@@ -145,7 +144,7 @@ class CompressedAllreduce final : public Running {
     }
     segment.arriving = transport_.exchange({}, arrivals, lane_);
     segment.summing = transport_.exchange({}, sums, lane_.next_stage());
-    for (const int peer : peers_) {
+    for (const int peer : transport_.others()) {
       segment.contributions.push_back(encoded_contribution(peer, index));
       segment.contributing.push_back(transport_.exchange(
           {to_or_from(peer, segment.contributions.back())}, {}, lane_));
@@ -172,7 +171,7 @@ class CompressedAllreduce final : public Running {
         output);
     segment.arrivals.clear();
     std::vector<Transfer> sends;
-    for (const int peer : peers_) {
+    for (const int peer : transport_.others()) {
       sends.push_back(to_or_from(peer, *segment.sum));
     }
     segment.passing_on = transport_.exchange(sends, {}, lane_.next_stage());
@@ -181,8 +180,8 @@ class CompressedAllreduce final : public Running {
   void end_first(Deadline deadline) {
     Segment& segment = window_.front();
     segment.summing->wait(deadline);
-    for (size_t i = 0; i < peers_.size(); ++i) {
-      auto output = nth_segment(outputs_[peers_[i]], ended_);
+    for (size_t i = 0; i < transport_.others().size(); ++i) {
+      auto output = nth_segment(outputs_[transport_.others()[i]], ended_);
       decode(codec_, segment.sums[i].encoded, output);
     }
     wait_all(segment.contributing, deadline);
@@ -199,7 +198,6 @@ class CompressedAllreduce final : public Running {
   const Codec codec_;
   const Lane lane_;
   const float factor_;
-  const std::vector<int>& peers_; ///< in rank order
   const std::vector<at::Tensor> inputs_; ///< shards, as all below
   const std::vector<at::Tensor> outputs_;
   std::vector<at::Tensor> lost_; ///< empty without error feedback
