@@ -1,5 +1,6 @@
 #pragma once
 
+#include "collectives/frame_steps.h"
 #include "transport/transport.h"
 
 #include <array>
@@ -9,15 +10,10 @@
 namespace hvd {
 
 /// All-to-all of small frames: every rank gives one frame of bytes and gets
-/// everyone's. A round is post(), then collect().
-///
-/// Where hosts have levels a frame goes to one rank of each other host, which
-/// passes it on to its neighbours with its own: a host sends each of its frames
-/// to another once, not to each rank there. Elsewhere a frame goes straight to
-/// everyone.
+/// everyone's, by the steps of frame_steps(). A round is post(), then collect().
 ///
 /// Receives for the next two rounds are always posted ahead, so a frame leaves
-/// as soon as its sender has it: one network latency a round. Not thread-safe.
+/// as soon as its sender has it: one network latency a step. Not thread-safe.
 class FrameLane {
  public:
   /// Bytes before a frame in a message, which begin with its length: as many as
@@ -40,36 +36,31 @@ class FrameLane {
   std::vector<const std::byte*> collect(Deadline deadline);
 
  private:
-  /// Frames one behind the other, each with its length before it.
-  struct Bundle {
-    std::vector<int> ranks; ///< whose frames they are, the sender's first
-    at::Tensor bytes;
-  };
-  /// One bundle to several peers.
+  /// What goes out in a step: bundles, which are frames one behind the other,
+  /// each with its length before it.
   struct Outgoing {
-    std::vector<int> peers;
-    Bundle bundle;
-    at::Tensor sent; ///< the part of it that went last
+    std::vector<Transfer> bundles;
     RequestPtr departure;
   };
-  /// A bundle from each of several peers.
   struct Incoming {
-    std::vector<Bundle> bundles;
+    std::vector<Transfer> bundles;
     RequestPtr arrival;
   };
-  struct Slot {
-    Incoming given; ///< a frame from each giver
-    Incoming passed_on; ///< what the neighbours were given, and their own
-  };
+  using Slot = std::vector<Incoming>; ///< by step
 
   void post_receives(Slot& slot);
-  void post(Outgoing& outgoing, int64_t bytes);
-  void post(Incoming& incoming);
-  int64_t pack(const Incoming& given);
+  void send(size_t step);
+  void hold(const std::byte* frame);
+
+  /// Calls `visit(rank, prefix)` for each frame that came in a step.
+  template <typename Visit>
+  void for_each_frame(size_t step, const Slot& slot, Visit visit) const;
 
   Transport& transport_;
-  Outgoing own_; ///< this rank's frame
-  Outgoing passed_on_; ///< that, and what it was given
+  const std::vector<FrameStep> steps_;
+  at::Tensor held_; ///< the bundle of this rank's frame, and what it passes on
+  std::vector<int64_t> ends_; ///< of the frames in it
+  std::vector<Outgoing> outgoing_; ///< by step
   std::array<Slot, 2> slots_;
   uint64_t round_ = 0;
 };

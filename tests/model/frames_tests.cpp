@@ -4,9 +4,13 @@
 #include "memory_transport.h"
 #include "require.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <map>
+#include <set>
 #include <thread>
+#include <utility>
 
 namespace hvd::model {
 
@@ -18,6 +22,20 @@ constexpr int kPauses = 10; // percent
 
 /// By rank, the host it is on.
 using Layout = std::vector<int>;
+
+/// Hosts of so many ranks, which are placed on them in turn.
+Layout even(int hosts, int ranks_each) {
+  Layout layout;
+  for (int rank = 0; rank < hosts * ranks_each; ++rank) {
+    layout.push_back(rank % hosts);
+  }
+  return layout;
+}
+
+Layout plus(Layout layout, int host) {
+  layout.push_back(host);
+  return layout;
+}
 
 class Counting final : public MemoryTransport {
  public:
@@ -47,7 +65,7 @@ int64_t length_of(int rank, int round) {
 }
 
 std::byte content_of(int rank, int round) {
-  return static_cast<std::byte>(16 * rank + round);
+  return static_cast<std::byte>(7 * rank + 3 * round);
 }
 
 void run(Transport& transport) {
@@ -71,7 +89,7 @@ void run(Transport& transport) {
   }
 }
 
-void run(const Layout& layout, uint64_t seed) {
+void run(const Layout& layout, int sent_between_hosts, uint64_t seed) {
   const Hosts hosts(layout);
   const int size = static_cast<int>(layout.size());
   const auto network = std::make_shared<Network>(size, seed, kPauses, hosts);
@@ -87,20 +105,86 @@ void run(const Layout& layout, uint64_t seed) {
     rank.join();
   }
   REQUIRE(network->complaint().empty());
-  REQUIRE(between_hosts == kRounds * size * (hosts.count() - 1));
+  REQUIRE(between_hosts == kRounds * size * sent_between_hosts);
+}
+
+/// Plays the steps of all ranks, each of which has its own frame to begin with.
+void play(const Hosts& hosts, int size, size_t most_sends) {
+  std::vector<std::vector<FrameStep>> steps;
+  std::vector<std::vector<int>> has;
+  size_t most_steps = 0;
+  for (int rank = 0; rank < size; ++rank) {
+    steps.push_back(frame_steps(hosts, rank));
+    has.push_back({rank});
+    most_steps = std::max(most_steps, steps.back().size());
+    size_t sends = 0;
+    for (const auto& step : steps.back()) {
+      sends += step.sends.size();
+    }
+    REQUIRE(sends <= most_sends);
+  }
+  std::set<std::pair<int, int>> met;
+  for (size_t step = 0; step < most_steps; ++step) {
+    std::map<std::pair<int, int>, std::vector<int>> messages;
+    for (int rank = 0; rank < size; ++rank) {
+      if (step < steps[rank].size()) {
+        for (const auto& [peer, frames] : steps[rank][step].sends) {
+          REQUIRE(frames <= has[rank].size());
+          REQUIRE(met.emplace(rank, peer).second);
+          messages[{rank, peer}] = {
+              has[rank].begin(),
+              has[rank].begin() + static_cast<ptrdiff_t>(frames)};
+        }
+      }
+    }
+    for (int rank = 0; rank < size; ++rank) {
+      if (step < steps[rank].size()) {
+        for (const auto& [peer, ranks] : steps[rank][step].receives) {
+          REQUIRE(messages.at({peer, rank}) == ranks);
+          messages.erase({peer, rank});
+          has[rank].insert(has[rank].end(), ranks.begin(), ranks.end());
+        }
+      }
+    }
+    REQUIRE(messages.empty());
+  }
+  for (auto& ranks : has) {
+    std::ranges::sort(ranks);
+    REQUIRE(static_cast<int>(ranks.size()) == size);
+    REQUIRE(std::ranges::adjacent_find(ranks) == ranks.end());
+  }
 }
 
 } // namespace
 
+void test_frame_steps() {
+  for (int size = 2; size < 16; ++size) {
+    play(Hosts(even(size, 1)), size, size - 1);
+  }
+  for (int size = 16; size <= 70; ++size) {
+    play(Hosts(even(size, 1)), size, size <= 64 ? 9 : 12);
+  }
+  for (int hosts = 2; hosts <= 20; ++hosts) {
+    const size_t between = hosts < 16 ? hosts - 1 : 7;
+    play(Hosts(even(hosts, 3)), 3 * hosts, between + 2);
+    play(Hosts(plus(even(hosts, 3), 1)), 3 * hosts + 1, hosts + 2);
+    play(Hosts(even(2, hosts)), 2 * hosts, 1 + (hosts < 16 ? hosts - 1 : 7));
+  }
+}
+
 void test_frame_lane(uint64_t seed) {
-  for (const Layout& layout :
-       {Layout{0, 0, 0},
-        Layout{0, 1, 2},
-        Layout{0, 0, 1},
-        Layout{0, 1, 1, 1},
-        Layout{0, 0, 1, 1},
-        Layout{0, 1, 2, 1, 0, 1}}) {
-    run(layout, seed);
+  for (const auto& [layout, sent_between_hosts] :
+       {std::pair(Layout{0, 1, 2}, 2),
+        {Layout{0, 0, 0}, 0},
+        {Layout{0, 0, 1}, 1},
+        {Layout{0, 1, 1, 1}, 1},
+        {Layout{0, 0, 1, 1}, 1},
+        {Layout{0, 1, 2, 1, 0, 1}, 2},
+        {even(17, 1), 7},
+        {even(16, 2), 6},
+        {plus(even(16, 1), 3), 15},
+        {even(1, 18), 0}}) {
+    run(layout, sent_between_hosts, seed);
   }
 }
 

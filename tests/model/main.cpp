@@ -135,6 +135,7 @@ int main(int argc, char** argv) {
   test_ahead();
   test_burst(store);
   test_started_for_others(store);
+  test_frame_steps();
   test_frame_lane(options.first);
   run_message_seeds(options);
   run_seeds(options, store);

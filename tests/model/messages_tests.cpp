@@ -24,6 +24,7 @@ namespace {
 
 constexpr std::chrono::seconds kForEver{100};
 constexpr int64_t kLongestStaged = 256 * 1024; // over shared memory
+constexpr int64_t kLongestFrames = 320 * 1024; // of many ranks, in one message
 
 Deadline for_ever() {
   return Clock::now() + kForEver;
@@ -53,6 +54,10 @@ void check(const void* data, int64_t size, uint64_t number, int from) {
 
 void check(const at::Tensor& tensor, uint64_t number, int from) {
   check(tensor.const_data_ptr(), tensor.numel(), number, from);
+}
+
+int64_t random_frames(Random& random) {
+  return random.between(1, random.chance(10) ? kLongestFrames : 64 * 1024);
 }
 
 int64_t random_bytes(Random& random) {
@@ -196,8 +201,8 @@ class Program {
          ++number) {
       const bool frames = shared.chance(30);
       const int64_t bytes =
-          frames ? shared.between(1, 64 * 1024) : random_bytes(shared);
-      const int64_t room = frames ? 64 * 1024 : bytes;
+          frames ? random_frames(shared) : random_bytes(shared);
+      const int64_t room = frames ? kLongestFrames : bytes;
       const bool to_read = !frames && own.chance(50);
       const bool one_buffer = shared.chance(50);
       const auto own_message = message(number, rank, bytes);
