@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -65,7 +66,7 @@ def one_differs(odd: int) -> None:
 
 @pytest.mark.ranks(MANY, by_name=[MANY])
 @pytest.mark.parametrize("call", [sums, moves])
-def test_call(call) -> None:
+def test_call(call: Callable[[], None]) -> None:
     call()
 
 
@@ -105,9 +106,7 @@ def one_dies(victim: int) -> None:
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 def test_one_fails(transport: str) -> None:
-    with RankPool(
-        MANY, env={"HVD_TRANSPORT": transport}, timeout=timedelta(seconds=5)
-    ) as pool:
+    with RankPool(MANY, env={"HVD_TRANSPORT": transport}, timeout=timedelta(seconds=5)) as pool:
         pool.run(one_is_late, MANY - 1)
     with RankPool(MANY, env={"HVD_TRANSPORT": transport}) as pool:
         results = pool.run(one_dies, 3, lost=[3])

@@ -25,14 +25,16 @@ struct FrameStep {
 };
 
 /// The steps after which a rank has every rank's frame, each once. In all of
-/// them together it sends to a peer at most once, and hears from it at most once.
+/// them together it sends to a peer at most once, and hears from it at most
+/// once.
 ///
-/// Between few hosts a frame goes straight to each. Between many, each step makes
-/// of what a rank has four times as much (Bruck et al., "Efficient algorithms for
-/// all-to-all communications in multiport message-passing systems", 1997, with
-/// radix 4), so that of 64 hosts each writes 9 messages rather than 63, in three
-/// steps rather than one. The ranks in one place on their hosts do so, then those
-/// of a host: a frame goes to another host once, not to each rank there.
+/// Between few hosts a frame goes straight to each. Between many, each step
+/// makes of what a rank has four times as much (Bruck et al., "Efficient
+/// algorithms for all-to-all communications in multiport message-passing
+/// systems", 1997, with radix 4), so that of 64 hosts each writes 9 messages
+/// rather than 63, in three steps rather than one. The ranks in one place on
+/// their hosts do so, then those of a host: a frame goes to another host once,
+/// not to each rank there.
 std::vector<FrameStep> frame_steps(const Hosts& hosts, int rank);
 
 } // namespace hvd

@@ -92,9 +92,8 @@ std::vector<const std::byte*> FrameLane::collect(Deadline deadline) {
   const Slot& slot = slots_[round_++ % slots_.size()];
   for (size_t step = 0; step < steps_.size(); ++step) {
     if (step > 0) {
-      for_each_frame(step - 1, slot, [&](int, const std::byte* prefix) {
-        hold(prefix);
-      });
+      for_each_frame(
+          step - 1, slot, [&](int, const std::byte* prefix) { hold(prefix); });
       send(step);
     }
     slot[step].arrival->wait(deadline);
@@ -132,12 +131,14 @@ void FrameLane::hold(const std::byte* prefix) {
 
 void FrameLane::send(size_t step) {
   auto& [bundles, departure] = outgoing_[step];
+  // One tensor for all that get as much: shared memory makes one copy of it.
+  at::Tensor bundle = bundles.empty() ? at::Tensor() : bundles[0].buffer;
   for (size_t i = 0; i < bundles.size(); ++i) {
-    at::Tensor& bundle = bundles[i].buffer;
     const int64_t bytes = ends_[steps_[step].sends[i].frames - 1];
     if (!bundle.defined() || bundle.numel() != bytes) {
       bundle = held_.narrow(0, 0, bytes);
     }
+    bundles[i].buffer = bundle;
   }
   departure = transport_.exchange_frames(bundles, {});
 }

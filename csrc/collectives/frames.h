@@ -10,7 +10,8 @@
 namespace hvd {
 
 /// All-to-all of small frames: every rank gives one frame of bytes and gets
-/// everyone's, by the steps of frame_steps(). A round is post(), then collect().
+/// everyone's, by the steps of frame_steps(). A round is post(), then
+/// collect().
 ///
 /// Receives for the next two rounds are always posted ahead, so a frame leaves
 /// as soon as its sender has it: one network latency a step. Not thread-safe.
