@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from sklearn.datasets import load_digits
 
 from torch_hvd import _C
+
+ROOT = Path(__file__).resolve().parents[1]
+MNIST = ROOT.parent / "shared" / "data" / "mnist"
+sys.path.insert(0, str(ROOT / "examples"))
+
+import digits  # noqa: E402
 
 COUNT = 1 << 17
 RANKS = (2, 3, 4, 8)
@@ -34,9 +42,10 @@ def student_t3(generator: torch.Generator) -> torch.Tensor:
     return torch.randn(COUNT, generator=generator) / squares.sqrt()
 
 
-def gradients(generator: torch.Generator) -> torch.Tensor:
-    """Of a small convolutional network on handwritten digits, on one rank's share of a batch."""
+def step(images: torch.Tensor, labels: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """The gradients of a small convolutional network on one rank's share of a batch."""
     torch.manual_seed(0)
+    side = images.shape[-1]
     model = torch.nn.Sequential(
         torch.nn.Conv2d(1, 32, 3, padding=1),
         torch.nn.ReLU(),
@@ -44,15 +53,25 @@ def gradients(generator: torch.Generator) -> torch.Tensor:
         torch.nn.ReLU(),
         torch.nn.MaxPool2d(2),
         torch.nn.Flatten(),
-        torch.nn.Linear(1024, 64),
+        torch.nn.Linear(64 * (side // 2) ** 2, 64),
         torch.nn.ReLU(),
         torch.nn.Linear(64, 10),
     )
-    images, labels = load_digits(return_X_y=True)
     share = torch.randint(0, len(labels), (64,), generator=generator)
-    inputs = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8)[share] / 16
-    torch.nn.functional.cross_entropy(model(inputs), torch.tensor(labels)[share]).backward()
+    torch.nn.functional.cross_entropy(model(images[share]), labels[share]).backward()
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def gradients(generator: torch.Generator) -> torch.Tensor:
+    """On handwritten digits of 8 x 8."""
+    images, labels = load_digits(return_X_y=True)
+    inputs = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
+    return step(inputs, torch.tensor(labels), generator)
+
+
+def mnist_gradients(generator: torch.Generator) -> torch.Tensor:
+    _, test = digits.load(str(MNIST), seed=0)
+    return step(*test.tensors, generator)
 
 
 Source = Callable[[torch.Generator], torch.Tensor]
@@ -107,6 +126,16 @@ def once_error(values: torch.Tensor, compression: str, block: int = 128) -> floa
 )
 def test_budget(source: Source, compression: str, percent: float, size: int) -> None:
     assert 100 * all_reduce_error(on_ranks(source, size), compression) <= percent
+
+
+@pytest.mark.skipif(not MNIST.is_dir(), reason="MNIST is not beside the repository")
+@pytest.mark.parametrize("size", RANKS)
+@pytest.mark.parametrize(
+    ("compression", "percent"),
+    [("fp16", 0.05), ("bf16", 0.4), ("fp8", 3.8), ("fp8_e5m2", 7.6), ("int8", 1.3)],
+)
+def test_budget_of_mnist(compression: str, percent: float, size: int) -> None:
+    assert 100 * all_reduce_error(on_ranks(mnist_gradients, size), compression) <= percent
 
 
 @pytest.mark.parametrize("compression", ["fp16", "bf16", "fp8", "fp8_e5m2", "int8", "int4"])
