@@ -11,6 +11,7 @@ starts once.
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Iterator
 from typing import Any, cast
@@ -21,6 +22,10 @@ import torch
 import standin
 from libmpi import needs_mpich
 from ranks import RankPool
+
+# torch's store looks up the name of who connects, and serves nobody meanwhile: where an answer of
+# the name server is lost, for 5 s, longer than a test allows an error to take.
+os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
 
 TRANSPORTS = ["tcp", "shm"]
 BY_NAME = ["gloo", "mpi"]
