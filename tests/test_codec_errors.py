@@ -71,7 +71,8 @@ def gradients(generator: torch.Generator) -> torch.Tensor:
 
 def mnist_gradients(generator: torch.Generator) -> torch.Tensor:
     _, test = digits.load(str(MNIST), seed=0)
-    return step(*test.tensors, generator)
+    images, labels = test.tensors
+    return step(images, labels, generator)
 
 
 Source = Callable[[torch.Generator], torch.Tensor]
