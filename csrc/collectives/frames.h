@@ -21,7 +21,7 @@ class FrameLane {
   /// the widest element wants to be aligned to.
   static constexpr int64_t kPrefix = 16;
 
-  /// `capacity`: the most bytes in a frame; it sets the memory, some 2n of
+  /// `capacity`: the most bytes in a frame; it sets the memory, some 3n of
   /// them.
   FrameLane(Transport& transport, int64_t capacity);
 
@@ -51,7 +51,8 @@ class FrameLane {
 
   void post_receives(Slot& slot);
   void send(size_t step);
-  void hold(const std::byte* frame);
+  /// Keeps a frame, for what it sends in the next step.
+  void hold(const std::byte* prefix);
 
   /// Calls `visit(rank, prefix)` for each frame that came in a step.
   template <typename Visit>
