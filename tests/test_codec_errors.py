@@ -42,7 +42,9 @@ def student_t3(generator: torch.Generator) -> torch.Tensor:
     return torch.randn(COUNT, generator=generator) / squares.sqrt()
 
 
-def step(images: torch.Tensor, labels: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def gradients_of(
+    images: torch.Tensor, labels: torch.Tensor, generator: torch.Generator
+) -> torch.Tensor:
     """The gradients of a small convolutional network on one rank's share of a batch."""
     torch.manual_seed(0)
     side = images.shape[-1]
@@ -66,13 +68,17 @@ def gradients(generator: torch.Generator) -> torch.Tensor:
     """On handwritten digits of 8 x 8."""
     images, labels = load_digits(return_X_y=True)
     inputs = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
-    return step(inputs, torch.tensor(labels), generator)
+    return gradients_of(inputs, torch.tensor(labels), generator)
+
+
+@functools.cache
+def mnist() -> tuple[torch.Tensor, ...]:
+    return digits.load(str(MNIST), seed=0)[1].tensors
 
 
 def mnist_gradients(generator: torch.Generator) -> torch.Tensor:
-    _, test = digits.load(str(MNIST), seed=0)
-    images, labels = test.tensors
-    return step(images, labels, generator)
+    images, labels = mnist()
+    return gradients_of(images, labels, generator)
 
 
 Source = Callable[[torch.Generator], torch.Tensor]

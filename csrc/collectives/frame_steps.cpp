@@ -45,24 +45,13 @@ void go_round(std::vector<FrameStep>& steps, const Ring& ring, size_t place) {
   }
 }
 
-/// The ranks in this place on each host; places begin anew where a host has
-/// fewer.
-std::vector<int> ranks_in(const Hosts& hosts, int place) {
-  std::vector<int> ranks;
-  for (int host = 0; host < hosts.count(); ++host) {
-    const auto& there = hosts.ranks_on(host);
-    ranks.push_back(there[place % there.size()]);
-  }
-  return ranks;
-}
-
 /// Those of other hosts who give this one their frames, which it passes on.
 std::vector<int> givers(const Hosts& hosts, int taker) {
   const int here = hosts.host_of(taker);
   std::vector<int> ranks;
   for (int hops = 1; hops < hosts.count(); ++hops) {
     for (const int giver : hosts.ranks_on((here + hops) % hosts.count())) {
-      if (ranks_in(hosts, hosts.place_of(giver))[here] == taker) {
+      if (hosts.ranks_in(hosts.place_of(giver))[here] == taker) {
         ranks.push_back(giver);
       }
     }
@@ -73,7 +62,7 @@ std::vector<int> givers(const Hosts& hosts, int taker) {
 /// Between hosts that have different numbers of ranks.
 FrameStep give(const Hosts& hosts, int rank) {
   FrameStep step;
-  for (const int taker : ranks_in(hosts, hosts.place_of(rank))) {
+  for (const int taker : hosts.ranks_in(hosts.place_of(rank))) {
     if (hosts.host_of(taker) != hosts.host_of(rank)) {
       step.sends.push_back({taker, 1});
     }
@@ -85,11 +74,12 @@ FrameStep give(const Hosts& hosts, int rank) {
 }
 
 bool are_even(const Hosts& hosts) {
+  const int fewest = hosts.fewest();
   const auto has_fewest = [&](int rank) {
     const auto& ranks = hosts.ranks_on(hosts.host_of(rank));
-    return static_cast<int>(ranks.size()) == hosts.fewest();
+    return static_cast<int>(ranks.size()) == fewest;
   };
-  return std::ranges::all_of(ranks_in(hosts, 0), has_fewest);
+  return std::ranges::all_of(hosts.ranks_in(0), has_fewest);
 }
 
 } // namespace
@@ -97,7 +87,7 @@ bool are_even(const Hosts& hosts) {
 std::vector<FrameStep> frame_steps(const Hosts& hosts, int rank) {
   std::vector<FrameStep> steps;
   if (are_even(hosts)) {
-    Ring between{ranks_in(hosts, hosts.place_of(rank)), {}};
+    Ring between{hosts.ranks_in(hosts.place_of(rank)), {}};
     for (const int member : between.members) {
       between.had.push_back({member});
     }

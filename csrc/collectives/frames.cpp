@@ -131,7 +131,7 @@ void FrameLane::hold(const std::byte* prefix) {
 void FrameLane::send(size_t step) {
   auto& [bundles, departure] = outgoing_[step];
   // One tensor for all that get as much: shared memory makes one copy of it.
-  at::Tensor bundle = bundles.empty() ? at::Tensor() : bundles[0].buffer;
+  at::Tensor bundle = bundles[0].buffer;
   for (size_t i = 0; i < bundles.size(); ++i) {
     const int64_t bytes = ends_[steps_[step].sends[i].frames - 1];
     if (!bundle.defined() || bundle.numel() != bytes) {

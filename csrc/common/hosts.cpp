@@ -29,7 +29,7 @@ int Hosts::fewest() const {
 std::vector<int> Hosts::ranks_in(int place) const {
   std::vector<int> result;
   for (const auto& ranks : ranks_) {
-    result.push_back(ranks[place]);
+    result.push_back(ranks[place % ranks.size()]);
   }
   return result;
 }

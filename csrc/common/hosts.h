@@ -35,8 +35,8 @@ class Hosts {
   /// Ranks on the host that has the fewest.
   int fewest() const;
 
-  /// The ranks in this place on each host, in the order of hosts. `place` is
-  /// below fewest().
+  /// The ranks in this place on each host, in the order of hosts; places begin
+  /// anew where a host has fewer.
   std::vector<int> ranks_in(int place) const;
 
  private:

@@ -174,7 +174,7 @@ void test_frame_steps() {
     const size_t between = hosts < 16 ? hosts - 1 : 7;
     play(Hosts(even(hosts, 3)), 3 * hosts, between + 2);
     play(Hosts(plus(even(hosts, 3), 1)), 3 * hosts + 1, hosts + 2);
-    play(Hosts(even(2, hosts)), 2 * hosts, 1 + (hosts < 16 ? hosts - 1 : 7));
+    play(Hosts(even(2, hosts)), 2 * hosts, 1 + between);
   }
 }
 

@@ -78,6 +78,7 @@ void test_layout() {
   REQUIRE(hosts.fewest() == 2);
   REQUIRE((hosts.ranks_in(0) == Ranks{0, 1}));
   REQUIRE((hosts.ranks_in(1) == Ranks{2, 4}));
+  REQUIRE((hosts.ranks_in(2) == Ranks{3, 1}));
 }
 
 void test_is_small() {
