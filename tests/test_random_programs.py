@@ -163,6 +163,58 @@ def all_to_all_single(_: Step, x: Tensor, group: Any, async_op: bool) -> tuple[A
     return dist.all_to_all_single(output, inputs, group=group, async_op=async_op), [output]
 
 
+def all_to_all_uneven(
+    step: Step, x: Tensor, group: Any, async_op: bool
+) -> tuple[Any, list[Tensor]]:
+    """all_to_all_single with a number of values of its own for each pair of ranks."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    draw = random.Random(step.number)
+    counts = [[draw.choice((0, len(x) // 2, len(x))) for _ in range(size)] for _ in range(size)]
+    gives, takes = counts[rank], [row[rank] for row in counts]
+    inputs = torch.cat([x[:count] + other for other, count in enumerate(gives)])
+    output = x.new_empty(sum(takes))
+    work = dist.all_to_all_single(output, inputs, takes, gives, group=group, async_op=async_op)
+    return work, [output]
+
+
+def all_reduce_coalesced(
+    step: Step, x: Tensor, group: Any, async_op: bool
+) -> tuple[Any, list[Tensor]]:
+    op = getattr(dist.ReduceOp, step.op)
+    parts = [part.clone() for part in x.chunk(3)]
+    return dist.all_reduce_coalesced(parts, op=op, group=group, async_op=async_op), parts
+
+
+class Works(list[Any]):
+    """Of several calls, waited for as one."""
+
+    def wait(self) -> None:
+        for work in self:
+            work.wait()
+
+
+def send_round(step: Step, x: Tensor, group: Any, async_op: bool) -> tuple[Any, list[Tensor]]:
+    """Each rank sends to one other, as far away for all, with the step's number for a tag."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    away = step.root or 1
+    if size == 1:
+        return None, []
+    output = torch.empty_like(x)
+    to, source = (rank + away) % size, (rank - away) % size
+    works = Works(
+        dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, x, group=group, group_peer=to, tag=step.number),
+                dist.P2POp(dist.irecv, output, group=group, group_peer=source, tag=step.number),
+            ]
+        )
+    )
+    if async_op:
+        return works, [output]
+    works.wait()
+    return None, [output]
+
+
 def barrier(_: Step, _x: Tensor, group: Any, async_op: bool) -> tuple[Any, list[Tensor]]:
     return dist.barrier(group=group, async_op=async_op), []
 
@@ -179,6 +231,9 @@ VERBS: dict[str, Callable[[Step, Tensor, Any, bool], tuple[Any, list[Tensor]]]] 
         scatter,
         reduce_scatter_tensor,
         all_to_all_single,
+        all_to_all_uneven,
+        all_reduce_coalesced,
+        send_round,
         barrier,
     )
 }
