@@ -15,10 +15,10 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+from mnist import MNIST, needs_mnist
 from torch_hvd import _C
 
 ROOT = Path(__file__).resolve().parents[1]
-MNIST = ROOT.parent / "shared" / "data" / "mnist"
 sys.path.insert(0, str(ROOT / "examples"))
 
 import digits  # noqa: E402
@@ -135,7 +135,7 @@ def test_budget(source: Source, compression: str, percent: float, size: int) -> 
     assert 100 * all_reduce_error(on_ranks(source, size), compression) <= percent
 
 
-@pytest.mark.skipif(not MNIST.is_dir(), reason="MNIST is not beside the repository")
+@needs_mnist
 @pytest.mark.parametrize("size", RANKS)
 @pytest.mark.parametrize(
     ("compression", "percent"),

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from mnist import MNIST, needs_mnist
+
 ROOT = Path(__file__).resolve().parents[1]
-MNIST = ROOT.parent / "shared" / "data" / "mnist"
 sys.path.insert(0, str(ROOT / "examples"))
 
 import demo  # noqa: E402
@@ -101,7 +102,7 @@ def test_idx_files(tmp_path: Path, place: str, suffix: str) -> None:
         assert loaded.tensors[1].tolist() == labels[part]
 
 
-@pytest.mark.skipif(not MNIST.is_dir(), reason="MNIST is not beside the repository")
+@needs_mnist
 def test_mnist() -> None:
     train, test = digits.load(str(MNIST), seed=1)
     assert train.tensors[0].shape == (60000, 1, 28, 28)
