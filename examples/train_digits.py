@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from digits import SIDE, load
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -25,6 +24,8 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 from tqdm import tqdm
+
+from digits import SIDE, load
 
 
 def make_model(name: str) -> nn.Module:

@@ -7,21 +7,15 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from sklearn.datasets import load_digits
 
+import digits
 from mnist import MNIST, needs_mnist
 from torch_hvd import _C
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "examples"))
-
-import digits  # noqa: E402
 
 COUNT = 1 << 17
 RANKS = (2, 3, 4, 8)
@@ -72,12 +66,12 @@ def gradients(generator: torch.Generator) -> torch.Tensor:
 
 
 @functools.cache
-def mnist() -> tuple[torch.Tensor, ...]:
+def mnist_test_set() -> tuple[torch.Tensor, ...]:
     return digits.load(str(MNIST), seed=0)[1].tensors
 
 
 def mnist_gradients(generator: torch.Generator) -> torch.Tensor:
-    images, labels = mnist()
+    images, labels = mnist_test_set()
     return gradients_of(images, labels, generator)
 
 

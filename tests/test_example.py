@@ -12,14 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import demo
+import digits
+import train_digits
 from mnist import MNIST, needs_mnist
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "examples"))
-
-import demo  # noqa: E402
-import digits  # noqa: E402
-import train_digits  # noqa: E402
 
 BACKENDS = ("gloo", "hvd")
 pytestmark = pytest.mark.timeout(180)

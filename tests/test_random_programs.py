@@ -168,7 +168,7 @@ def all_to_all_uneven(
 ) -> tuple[Any, list[Tensor]]:
     """all_to_all_single with a number of values of its own for each pair of ranks."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    draw = random.Random(step.number)
+    draw = random.Random(str(step))
     counts = [[draw.choice((0, len(x) // 2, len(x))) for _ in range(size)] for _ in range(size)]
     gives, takes = counts[rank], [row[rank] for row in counts]
     inputs = torch.cat([x[:count] + other for other, count in enumerate(gives)])
