@@ -172,8 +172,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::thread make_thread(std::function<void(Engine&)> body);
   void ensure_background_thread(Track& track);
   void background(Track& track);
-  /// Until there is work for its background thread.
-  void rest(Lock& lock, Track& track);
+  /// Until there is work for its background thread. `nap`: between two looks.
+  void rest(Lock& lock, Track& track, Clock::duration& nap);
   void watch();
   // With the lock held.
   Witness::Place place() const;

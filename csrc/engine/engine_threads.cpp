@@ -24,8 +24,10 @@ constexpr std::chrono::milliseconds kLongestHold{4};
 
 // For so long after a call a background thread looks for work by itself, once a
 // pause: to be woken by every call that somebody waits for anyway would cost
-// more than the call.
+// more than the call. Where all calls are waited for, it looks less often, for
+// each look takes the core from a caller.
 constexpr std::chrono::milliseconds kAwake{1};
+constexpr std::chrono::microseconds kLongestNap{400};
 
 void join_all(std::vector<std::thread> threads) {
   for (auto& thread : threads) {
@@ -35,6 +37,10 @@ void join_all(std::vector<std::thread> threads) {
       thread.join();
     }
   }
+}
+
+Clock::duration longer(Clock::duration nap) {
+  return std::min<Clock::duration>(2 * nap, kLongestNap);
 }
 
 /// Without the lock, for which it may be what the thread waits.
@@ -65,27 +71,34 @@ void Engine::ensure_background_thread(Track& track) {
 void Engine::background(Track& track) {
   background_of_ = &track;
   Lock lock(mutex_);
+  Clock::duration nap = kPause;
   while (true) {
-    rest(lock, track);
+    rest(lock, track, nap);
     if (stop_) {
       return;
     }
     if (is_held(track)) {
       hold(lock, track);
+      nap = is_held(track) ? kPause : longer(nap);
       start_all(lock);
       wake_sleepers();
     } else {
+      nap = kPause;
       work_off(lock, track);
     }
   }
 }
 
-void Engine::rest(Lock& lock, Track& track) {
+void Engine::rest(Lock& lock, Track& track, Clock::duration& nap) {
   while (!stop_ && !is_held(track) && is_idle(track)) {
     if (Clock::now() < last_submitted_ + kAwake) {
+      const auto last = last_submitted_;
       ++track.napping;
-      track.work_ready.wait_for(lock, kPause);
+      track.work_ready.wait_for(lock, nap);
       --track.napping;
+      if (last != last_submitted_ && !is_held(track) && is_idle(track)) {
+        nap = longer(nap);
+      }
     } else {
       ++track.sleeping;
       track.work_ready.wait(lock);
