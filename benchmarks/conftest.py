@@ -54,6 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     options.addoption(
         "--per-host", type=int, default=1, metavar="N", help="with --link: ranks on each host"
     )
+    options.addoption("--bind", action="store_true", help="each rank to a core")
     options.addoption("--json", type=Path, metavar="FILE", help="write one JSON line per row")
     options.addoption("--gate", action="store_true", help="fail where a target is missed")
 
@@ -115,7 +116,8 @@ def places(metafunc: pytest.Metafunc) -> Iterator[Any]:
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     size, backend, baseline = request.param
     option = request.config.getoption
-    ranks = Ranks(size, backend, baseline, option("--link"), per_host=option("--per-host"))
+    link, per_host, bind = option("--link"), option("--per-host"), option("--bind")
+    ranks = Ranks(size, backend, baseline, link, per_host=per_host, bind=bind)
     yield ranks
     ranks.close()
 

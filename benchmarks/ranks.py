@@ -57,6 +57,7 @@ class Ranks:
     """`size` processes joined in `groups` groups of each contender, started at the first `run`.
 
     With a `link`, a rate such as "1gbit", they are on hosts behind such links, `per_host` on each.
+    With `bind` each runs on one core only, in turn of those that this process may use.
     A failure or a time-out ends all of them, since survivors may wait in a collective;
     the next `run` starts afresh. Not safe to use from several threads.
     """
@@ -69,6 +70,7 @@ class Ranks:
         link: str | None = None,
         groups: int = GROUPS,
         per_host: int = 1,
+        bind: bool = False,
     ) -> None:
         self.size = size
         self.backend = backend
@@ -76,6 +78,7 @@ class Ranks:
         self.link = link
         self.groups = groups
         self.per_host = per_host
+        self.bind = bind
         self._hosts: Hosts | None = None
         self._rendezvous: Rendezvous | None = None
         self._processes: list[Any] = []
@@ -127,9 +130,12 @@ class Ranks:
 
             self._rendezvous = Rendezvous(self.size)
         context = get_context("spawn")
+        cores = sorted(os.sched_getaffinity(0))
         for rank in range(self.size):
             ours, theirs = context.Pipe()
             place = Place(rank, self.size, store.port, self.groups)
+            if self.bind:
+                place = replace(place, core=cores[rank % len(cores)])
             if self._hosts:
                 namespace = self._hosts.namespace(rank // self.per_host)
                 place = replace(place, address=self._hosts.switch_address, namespace=namespace)
@@ -181,7 +187,7 @@ class Ranks:
 class Place:
     """Where a rank stands, and where the store is; a namespace is that of a host in a rig.
 
-    `variables` are for its environment.
+    `core` is the one that it is bound to, `variables` are for its environment.
     """
 
     rank: int
@@ -190,6 +196,7 @@ class Place:
     groups: int  # of each contender
     address: str = "127.0.0.1"
     namespace: str | None = None
+    core: int | None = None
     variables: dict[str, str] = field(default_factory=dict)
 
 
@@ -204,6 +211,8 @@ def _serve(pipe: connection.Connection, place: Place, backend: str, baseline: st
     faulthandler.register(signal.SIGUSR1)
     os.environ.update(ENVIRONMENT | place.variables)
     try:
+        if place.core is not None:
+            os.sched_setaffinity(0, {place.core})  # before torch, whose threads inherit it
         if place.namespace:
             enter(place.namespace)  # before torch, whose threads would stay outside
             os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE

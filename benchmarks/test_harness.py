@@ -108,6 +108,21 @@ def test_ranks_on_links_have_hosts_of_their_own() -> None:
         ranks.close()
 
 
+def cores(rank: Rank) -> set[int]:
+    """Those that any thread of a rank may run on."""
+    threads = os.listdir("/proc/self/task")
+    return set().union(*(os.sched_getaffinity(int(thread)) for thread in threads))
+
+
+def test_ranks_can_be_bound_to_cores() -> None:
+    ranks = Ranks(2, "gloo", "gloo", bind=True)
+    ours = sorted(os.sched_getaffinity(0))
+    try:
+        assert ranks.run(cores, timeout_s=60) == [{ours[0]}, {ours[1 % len(ours)]}]
+    finally:
+        ranks.close()
+
+
 def test_contenders_by_name() -> None:
     contender = Contender.parse("hvd:compression=int8,fusion_threshold=0+fp16_compress_hook")
     assert contender.backend == "hvd"
