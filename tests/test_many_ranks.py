@@ -1,7 +1,7 @@
 """So many ranks that a frame does not go straight to each: others pass it on.
 
-`FrameLane` is tested by the model for all numbers of ranks; here are real processes, what they
-compute, and who hears of what goes wrong.
+`FrameLane` and `RowExchange` are tested by the model for all numbers of ranks; here are real
+processes, what they compute, and who hears of what goes wrong.
 """
 
 from __future__ import annotations
@@ -68,6 +68,11 @@ def one_differs(odd: int) -> None:
 @pytest.mark.parametrize("call", [sums, moves])
 def test_call(call: Callable[[], None]) -> None:
     call()
+
+
+@pytest.mark.ranks(MANY, transports=[], standin=[MANY])
+def test_headers_of_a_device() -> None:
+    sums()
 
 
 @pytest.mark.ranks(MANY)

@@ -1,6 +1,7 @@
 #include "collectives/frame_steps.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace hvd {
 
@@ -102,6 +103,15 @@ std::vector<FrameStep> frame_steps(const Hosts& hosts, int rank) {
   }
   go_round(steps, inside, hosts.place_of(rank));
   return steps;
+}
+
+std::vector<FrameStep> frame_steps(const Transport& transport) {
+  if (transport.hosts().have_levels()) {
+    return frame_steps(transport.hosts(), transport.rank());
+  }
+  std::vector<int> names(transport.size());
+  std::iota(names.begin(), names.end(), 0);
+  return frame_steps(Hosts(names), transport.rank());
 }
 
 } // namespace hvd

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "common/hosts.h"
+#include "transport/transport.h"
 
 #include <cstddef>
 #include <vector>
@@ -36,5 +37,9 @@ struct FrameStep {
 /// their hosts do so, then those of a host: a frame goes to another host once,
 /// not to each rank there.
 std::vector<FrameStep> frame_steps(const Hosts& hosts, int rank);
+
+/// The same for a transport's own rank. Where its hosts have no levels, each
+/// rank counts as a host.
+std::vector<FrameStep> frame_steps(const Transport& transport);
 
 } // namespace hvd

@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 
 #include <cstring>
-#include <numeric>
 
 namespace hvd {
 
@@ -30,21 +29,11 @@ int64_t extent(const std::byte* prefix) {
   return kPrefix + padded(bytes);
 }
 
-/// The hosts that frames go between: without levels each rank has its own.
-Hosts hosts_of(const Transport& transport) {
-  if (transport.hosts().have_levels()) {
-    return transport.hosts();
-  }
-  std::vector<int> names(transport.size());
-  std::iota(names.begin(), names.end(), 0);
-  return Hosts(names);
-}
-
 } // namespace
 
 FrameLane::FrameLane(Transport& transport, int64_t capacity)
     : transport_(transport),
-      steps_(frame_steps(hosts_of(transport), transport.rank())),
+      steps_(frame_steps(transport)),
       outgoing_(steps_.size()) {
   const auto room_for = [&](size_t frames) {
     const auto count = static_cast<int64_t>(frames);

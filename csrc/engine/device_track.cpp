@@ -2,19 +2,15 @@
 
 #include "collectives/device_allreduce.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 
-#include <cstring>
 #include <iterator>
 #include <shared_mutex>
 
 namespace hvd {
 
 namespace {
-
-constexpr auto kHeaderBytes = static_cast<int64_t>(sizeof(FrameHeader));
 
 /// Of an all_reduce that has not gone to the backend by itself: the moment when
 /// the group's own stream is done with it.
@@ -108,25 +104,15 @@ Rest DeviceTrack::start(Batch& batch) {
 }
 
 void DeviceTrack::post_header(const Batch& batch) {
-  if (!headers_.defined()) {
-    headers_ = at::empty({host_.size(), kHeaderBytes}, at::kByte);
+  if (!headers_) {
+    headers_.emplace(host_, static_cast<int64_t>(sizeof(FrameHeader)));
   }
-  const auto own = headers_[host_.rank()];
-  std::memcpy(own.mutable_data_ptr(), &header_, sizeof(header_));
   // No fingerprint: ranks that differ have to learn of it.
-  const Lane lane{batch.items[0].collective->seq, 0, 0};
-  exchange_ =
-      host_.exchange(to_all(host_, own), from_all(host_, headers_), lane);
+  headers_->post(&header_, Lane{batch.items[0].collective->seq, 0, 0});
 }
 
 bool DeviceTrack::finish(Batch& batch) {
-  exchange_->wait(batch.deadline);
-  exchange_.reset();
-  std::vector<const std::byte*> headers;
-  for (int rank = 0; rank < host_.size(); ++rank) {
-    headers.push_back(
-        static_cast<const std::byte*>(headers_[rank].const_data_ptr()));
-  }
+  const auto headers = headers_->collect(batch.deadline);
   if (check_) {
     if (!agreement_.check(batch, headers)) {
       return false;

@@ -1,9 +1,12 @@
 #pragma once
 
+#include "collectives/rows.h"
 #include "engine/agreement.h"
 #include "engine/plan.h"
 #include "engine/track.h"
 #include "transport/device.h"
+
+#include <optional>
 
 namespace hvd {
 
@@ -47,8 +50,7 @@ class DeviceTrack final : public Track {
   Agreement agreement_; ///< guarded by the engine's lock, but for check()
   FrameHeader header_; ///< of the batch that was taken last
   Plan plan_; ///< of that batch
-  at::Tensor headers_; ///< of all ranks
-  RequestPtr exchange_;
+  std::optional<RowExchange> headers_; ///< made for the first header
   std::shared_ptr<DeviceCall> last_; ///< launched by the backend itself
 };
 

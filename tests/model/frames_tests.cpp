@@ -1,6 +1,7 @@
 #include "frames_tests.h"
 
 #include "collectives/frames.h"
+#include "collectives/rows.h"
 #include "memory_transport.h"
 #include "require.h"
 
@@ -55,13 +56,25 @@ class Counting final : public MemoryTransport {
           std::pair(sends[i - 1].buffer, sends[i].buffer);
       REQUIRE(next.is_same(last) || next.numel() != last.numel());
     }
-    for (const auto& send : sends) {
-      between_hosts_ += hosts().host_of(send.peer) != hosts().host_of(rank());
-    }
+    count(sends);
     return MemoryTransport::exchange_frames(sends, receives);
   }
 
+  RequestPtr exchange(
+      const std::vector<Transfer>& sends,
+      const std::vector<Transfer>& receives,
+      const Lane& lane) override {
+    count(sends);
+    return MemoryTransport::exchange(sends, receives, lane);
+  }
+
  private:
+  void count(const std::vector<Transfer>& sends) {
+    for (const auto& send : sends) {
+      between_hosts_ += hosts().host_of(send.peer) != hosts().host_of(rank());
+    }
+  }
+
   std::atomic<int>& between_hosts_;
 };
 
@@ -74,7 +87,8 @@ std::byte content_of(int rank, int round) {
   return static_cast<std::byte>(7 * rank + 3 * round);
 }
 
-void run(Transport& transport) {
+/// One frame from each rank, in each round of another length.
+void exchange_frames(Transport& transport) {
   const auto deadline = Clock::now() + std::chrono::minutes(1);
   FrameLane lane(transport, kCapacity);
   for (int round = 0; round < kRounds; ++round) {
@@ -95,7 +109,31 @@ void run(Transport& transport) {
   }
 }
 
-void run(const Layout& layout, int sent_between_hosts, uint64_t seed) {
+/// One row from each rank, in all rounds of as many bytes.
+void exchange_rows(Transport& transport) {
+  const auto deadline = Clock::now() + std::chrono::minutes(1);
+  RowExchange rows(transport, kCapacity);
+  for (int round = 0; round < kRounds; ++round) {
+    const std::vector<std::byte> own(
+        kCapacity, content_of(transport.rank(), round));
+    rows.post(own.data(), Lane{static_cast<uint64_t>(round), 0, 0});
+    const auto all = rows.collect(deadline);
+    REQUIRE(static_cast<int>(all.size()) == transport.size());
+    for (int rank = 0; rank < transport.size(); ++rank) {
+      for (int64_t at = 0; at < kCapacity; ++at) {
+        REQUIRE(all[rank][at] == content_of(rank, round));
+      }
+    }
+  }
+}
+
+using Rounds = void (*)(Transport& transport);
+
+void run(
+    Rounds rounds,
+    const Layout& layout,
+    int sent_between_hosts,
+    uint64_t seed) {
   const Hosts hosts(layout);
   const int size = static_cast<int>(layout.size());
   const auto network = std::make_shared<Network>(size, seed, kPauses, hosts);
@@ -104,7 +142,7 @@ void run(const Layout& layout, int sent_between_hosts, uint64_t seed) {
   for (int rank = 0; rank < size; ++rank) {
     ranks.emplace_back([&, rank] {
       Counting transport(network, rank, between_hosts);
-      run(transport);
+      rounds(transport);
     });
   }
   for (auto& rank : ranks) {
@@ -178,7 +216,7 @@ void test_frame_steps() {
   }
 }
 
-void test_frame_lane(uint64_t seed) {
+void test_exchanges_of_frames(uint64_t seed) {
   for (const auto& [layout, sent_between_hosts] :
        {std::pair(Layout{0, 1, 2}, 2),
         {Layout{0, 0, 0}, 0},
@@ -190,7 +228,8 @@ void test_frame_lane(uint64_t seed) {
         {even(16, 2), 6},
         {plus(even(16, 1), 3), 15},
         {even(1, 18), 0}}) {
-    run(layout, sent_between_hosts, seed);
+    run(exchange_frames, layout, sent_between_hosts, seed);
+    run(exchange_rows, layout, sent_between_hosts, seed);
   }
 }
 

@@ -9,9 +9,10 @@ namespace hvd::model {
 /// messages. Ends the process where something is wrong.
 void test_frame_steps();
 
-/// Rounds of a FrameLane on hosts of many kinds, with delays after the seed:
-/// every rank gets what each has given, in as few messages between hosts as
-/// there have to be. Ends the process where something is wrong.
-void test_frame_lane(uint64_t seed);
+/// Rounds of a FrameLane, and of a RowExchange, on hosts of many kinds, with
+/// delays after the seed: every rank gets what each has given, in as few
+/// messages between hosts as there have to be. Ends the process where something
+/// is wrong.
+void test_exchanges_of_frames(uint64_t seed);
 
 } // namespace hvd::model

@@ -136,7 +136,7 @@ int main(int argc, char** argv) {
   test_burst(store);
   test_started_for_others(store);
   test_frame_steps();
-  test_frame_lane(options.first);
+  test_exchanges_of_frames(options.first);
   run_message_seeds(options);
   run_seeds(options, store);
   std::cout << "model: " << options.seeds << " seeds from " << options.first
