@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -67,6 +68,20 @@ def together(calls: Mapping[str, Callable[[], Result]]) -> dict[str, Result]:
     for name, error in failed.items():
         raise AssertionError(f"{name} (of {list(failed)}): {error}") from error
     return {name: future.result() for name, future in futures.items()}
+
+
+def said_of(text: str, rank: int) -> Iterator[str]:
+    """How an error goes on where it has named the rank, alone or among others."""
+    for ranks in re.finditer(r"\branks? ([\d,-]+)", text):
+        for part in ranks[1].strip(",").split(","):
+            first, _, last = part.partition("-")
+            if int(first) <= rank <= int(last or first):
+                yield text[ranks.end() :]
+
+
+def says_called(text: str, rank: int, call: str) -> bool:
+    """Whether an error says that the rank called that."""
+    return any(said.startswith(f" called {call}") for said in said_of(text, rank))
 
 
 @contextmanager

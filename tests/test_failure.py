@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from calls import CALLS, LARGE, SMALL, expect_error, together
+from calls import CALLS, LARGE, SMALL, expect_error, says_called, together
 from ranks import Lost, RankPool, bare_store
 
 SYMMETRIC = ["all_reduce", "broadcast", "all_gather", "all_to_all", "barrier"]
@@ -77,6 +77,28 @@ def test_killed_rank(
     victim = 0 if first_dies else pool.size - 1
     results = pool.run(scene, victim, count, lost=[victim])
     assert results[victim] == Lost(-signal.SIGKILL)
+
+
+def dies_after_a_stall() -> None:
+    """Ranks 1 and 2 have told where they were once; what they say of that is over by now."""
+    rank = dist.get_rank()
+    if rank == 0:
+        time.sleep(2.5)
+    for _ in range(3):
+        dist.all_reduce(torch.ones(SMALL))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 2:
+        time.sleep(0.4)
+    text = expect_error(lambda: dist.all_reduce(torch.ones(SMALL + 1)), within=2)
+    for survivor in (0, 2):
+        assert says_called(text, survivor, f"all_reduce(float32[{SMALL + 1}], SUM)"), text
+    assert not says_called(text, 1, "") or "when last heard of" in text, text
+
+
+@pytest.mark.ranks(3, by_name=[3])
+def test_killed_after_a_stall(pool: RankPool) -> None:
+    pool.run(dies_after_a_stall, lost=[1])
 
 
 def dies_in_a_conversation(victim: int) -> None:

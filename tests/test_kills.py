@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from calls import said_of
 from footprint import descriptors, held, settled, shared_names
 from ranks import RankPool, bare_store
 
@@ -104,9 +105,9 @@ def mismatched(error: dist.DistBackendError) -> bool:
 
 
 def check_error(round: Round, what: str, error: dist.DistBackendError) -> None:
-    names = rf"rank {round.victim} [^;]*has left or died"
-    named = re.search(names, str(error)) or mismatched(error)
-    assert named, f"{what} names no rank {round.victim}: {error}"
+    said = said_of(str(error), round.victim)
+    named = any(re.match(r"[^;]* left or died", rest) for rest in said)
+    assert named or mismatched(error), f"{what} names no rank {round.victim}: {error}"
 
 
 def finish(round: Round, pending: Pending, groups: list[dist.ProcessGroup]) -> None:

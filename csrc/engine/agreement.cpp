@@ -1,5 +1,7 @@
 #include "engine/agreement.h"
 
+#include "common/rank_names.h"
+
 #include <algorithm>
 #include <cstring>
 #include <sstream>
@@ -82,13 +84,15 @@ bool Agreement::check(
     text << "the ranks are out of step, an earlier collective was not the same "
             "on every rank; they are now at:";
   }
-  for (size_t rank = 0; rank < headers.size(); ++rank) {
-    text << (rank == 0 ? " " : ", ") << "rank " << rank << " called "
-         << headers[rank].signature.describe();
+  std::vector<std::string> calls;
+  calls.reserve(headers.size());
+  for (const auto& header : headers) {
+    calls.push_back(" called " + header.signature.describe());
     if (!same_place) {
-      text << " as number " << headers[rank].seq;
+      calls.back() += " as number " + std::to_string(header.seq);
     }
   }
+  text << ' ' << by_rank(calls, ", ");
   if (!same_place || !same_past) {
     throw std::runtime_error(text.str());
   }

@@ -178,8 +178,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // With the lock held.
   Witness::Place place() const;
   Witness::Place place_at(const Collective* waited_for) const;
-  /// What the ranks have said so far. With `witness_mutex_` held.
-  std::vector<std::optional<Witness::Place>> words();
   std::string describe_stall(const Witness::Place& place, Clock::duration age);
   /// Whether another rank has said that it called something else in this place.
   bool differs_elsewhere(const Witness::Place& place);

@@ -158,9 +158,9 @@ std::string Engine::explain(const Batch& batch, const std::string& error) {
   std::lock_guard<std::mutex> guard(witness_mutex_);
   witness_.tell(place);
   const auto gone = [this](int rank) { return transport_->is_gone(rank); };
-  const auto places = witness_.ask(kPatience, gone);
+  const auto places = witness_.ask(place.seq, kPatience, gone);
   out << Witness::difference(place.seq, places).value_or(error)
-      << ". Where the ranks were: " << witness_.report(places, gone);
+      << ". Where the ranks were: " << witness_.report(place.seq, places, gone);
   return out.str();
 }
 
@@ -263,18 +263,14 @@ void Engine::watch() {
 bool Engine::differs_elsewhere(const Witness::Place& place) {
   std::lock_guard<std::mutex> guard(witness_mutex_);
   witness_.tell(place);
-  return Witness::difference(place.seq, words()).has_value();
-}
-
-std::vector<std::optional<Witness::Place>> Engine::words() {
-  return witness_.ask(std::chrono::milliseconds(0), [](int) { return false; });
+  return Witness::difference(place.seq, witness_.heard()).has_value();
 }
 
 std::string Engine::describe_stall(
     const Witness::Place& place,
     Clock::duration age) {
   std::lock_guard<std::mutex> guard(witness_mutex_);
-  const auto places = words();
+  const auto places = witness_.heard();
   std::ostringstream out;
   out.precision(3);
   out << "hvd: " << place.signature.describe() << ", number " << place.seq

@@ -1,11 +1,13 @@
 #include "engine/witness.h"
 
+#include "common/rank_names.h"
 #include "engine/store_connection.h"
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <sstream>
 #include <thread>
@@ -14,7 +16,10 @@ namespace hvd {
 
 namespace {
 
-constexpr std::chrono::milliseconds kPollInterval{20};
+constexpr std::chrono::milliseconds kFirstPause{20};
+
+/// That the rank has made the group, and has nothing to tell.
+const std::vector<uint8_t> kNoWord{0};
 
 static_assert(std::is_trivially_copyable_v<Witness::Call>);
 
@@ -92,19 +97,22 @@ Witness::Witness(
   // The ranks agree on a name under which the bare store knows this group.
   const auto name = group_store_->compareSet("name", {}, random_name());
   name_.assign(name.begin(), name.end());
+  bare_store()->set(key(rank_), kNoWord);
 }
 
 std::string Witness::key(int rank) const {
   return "hvd/place/" + name_ + '/' + std::to_string(rank);
 }
 
+c10::intrusive_ptr<c10d::Store> Witness::bare_store() const {
+  auto* const prefix = dynamic_cast<c10d::PrefixStore*>(group_store_.get());
+  return prefix != nullptr ? prefix->getUnderlyingNonPrefixStore()
+                           : group_store_;
+}
+
 c10d::Store& Witness::store() {
   if (!own_store_) {
-    auto base = group_store_;
-    if (auto* prefix = dynamic_cast<c10d::PrefixStore*>(base.get())) {
-      base = prefix->getUnderlyingNonPrefixStore();
-    }
-    own_store_ = second_connection(base);
+    own_store_ = second_connection(bare_store());
   }
   return *own_store_;
 }
@@ -119,33 +127,62 @@ void Witness::tell(const Place& place) {
   }
 }
 
-std::optional<Witness::Place> Witness::word_of(int rank) {
-  return store().check({key(rank)}) ? decode(store().get(key(rank)))
-                                    : std::nullopt;
+std::vector<std::optional<Witness::Place>> Witness::heard() {
+  std::vector<std::optional<Place>> places(size_);
+  if (answers_) {
+    try {
+      places = read();
+    } catch (const std::exception&) {
+      answers_ = false;
+    }
+  }
+  places[rank_] = told_;
+  return places;
+}
+
+// In one request, for of many ranks all ask at once.
+std::vector<std::optional<Witness::Place>> Witness::read() {
+  std::vector<int> ranks(size_);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const auto keys = [&] {
+    std::vector<std::string> all;
+    for (const int rank : ranks) {
+      all.push_back(key(rank));
+    }
+    return all;
+  };
+  if (!store().check(keys())) { // some have not made the group yet
+    std::erase_if(
+        ranks, [this](int rank) { return !store().check({key(rank)}); });
+  }
+  const auto words = store().multiGet(keys());
+  std::vector<std::optional<Place>> places(size_);
+  for (size_t i = 0; i < words.size(); ++i) {
+    places[ranks[i]] = decode(words[i]);
+  }
+  return places;
 }
 
 std::vector<std::optional<Witness::Place>> Witness::ask(
+    uint64_t seq,
     std::chrono::milliseconds patience,
     const Gone& gone) {
-  std::vector<std::optional<Place>> places(size_);
-  places[rank_] = told_;
-  if (!answers_) {
-    return places;
-  }
   const auto give_up = std::chrono::steady_clock::now() + patience;
-  try {
+  auto pause = kFirstPause;
+  while (true) {
+    auto places = heard();
+    bool is_known = true;
     for (int rank = 0; rank < size_; ++rank) {
-      // Whoever is gone may have spoken before.
-      places[rank] = word_of(rank);
-      while (!places[rank] && !gone(rank) &&
-             std::chrono::steady_clock::now() < give_up) {
-        std::this_thread::sleep_for(kPollInterval);
-        places[rank] = word_of(rank);
-      }
+      const bool speaks = places[rank] && places[rank]->submitted > seq;
+      is_known = is_known && (speaks || gone(rank));
     }
-  } catch (const std::exception&) {
+    const auto now = std::chrono::steady_clock::now();
+    if (is_known || !answers_ || now >= give_up) {
+      return places;
+    }
+    std::this_thread::sleep_until(std::min(now + pause, give_up));
+    pause *= 2;
   }
-  return places;
 }
 
 std::optional<std::string> Witness::difference(
@@ -182,47 +219,48 @@ std::optional<std::string> Witness::difference(
 }
 
 std::string Witness::report(
+    uint64_t seq,
     const std::vector<std::optional<Place>>& places,
     const Gone& gone) const {
-  std::ostringstream out;
+  std::vector<std::string> clauses;
   for (int rank = 0; rank < size_; ++rank) {
-    out << (rank == 0 ? "" : "; ") << "rank " << rank << ' ';
-    if (places[rank]) {
-      out << "called " << places[rank]->signature.describe() << " as number "
-          << places[rank]->seq
-          << (places[rank]->waiting ? "" : ", its last, and waits for nothing")
-          << (gone(rank) ? ", and has left or died" : "");
+    const auto& place = places[rank];
+    std::ostringstream out;
+    if (place) {
+      out << " called " << place->signature.describe() << " as number "
+          << place->seq;
+      if (!place->waiting) {
+        out << " last, waiting for nothing";
+      } else if (place->submitted <= seq) { // and may have gone on since
+        out << " when last heard of";
+      }
+      out << (gone(rank) ? ", then left or died" : "");
     } else if (gone(rank)) {
-      out << "has left or died";
+      out << " left or died";
     } else {
-      out << "left no word (it has died, or has not called anything)";
+      out << " left no word (dead, or nothing called yet)";
     }
+    clauses.push_back(out.str());
   }
-  if (!answers_) {
-    out << "; the store does not answer";
-  }
-  return out.str();
+  return by_rank(clauses, "; ") +
+      (answers_ ? "" : "; the store does not answer");
 }
 
 std::string Witness::missing(
     uint64_t seq,
     const std::vector<std::optional<Place>>& places) const {
-  std::ostringstream out;
-  const char* separator = "";
+  std::vector<std::string> clauses(size_);
   for (int rank = 0; rank < size_; ++rank) {
     const auto& place = places[rank];
-    if (place && place->submitted > seq) {
-      continue;
-    }
-    out << std::exchange(separator, "; ") << "rank " << rank;
-    if (place) {
-      out << ", which last called " << place->signature.describe()
-          << " as number " << place->seq;
-    } else {
-      out << ", of which nothing is known";
+    if (!place) {
+      clauses[rank] = ", of which nothing is known";
+    } else if (place->submitted <= seq) {
+      clauses[rank] = ", which last called " + place->signature.describe() +
+          " as number " + std::to_string(place->seq);
     }
   }
-  return *separator == '\0' ? "no rank" : out.str();
+  const auto text = by_rank(clauses, "; ");
+  return text.empty() ? "no rank" : text;
 }
 
 } // namespace hvd

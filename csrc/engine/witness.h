@@ -53,21 +53,26 @@ class Witness {
   /// Whether a rank's process is known to be gone: it will say no more.
   using Gone = std::function<bool(int rank)>;
 
-  /// Where each rank said it was; waits up to `patience` for all that are not
-  /// gone to speak.
+  /// Where each rank last said it was.
+  std::vector<std::optional<Place>> heard();
+
+  /// The same, but waits up to about `patience` for all that are not gone to
+  /// say that they have called number `seq`.
   std::vector<std::optional<Place>> ask(
+      uint64_t seq,
       std::chrono::milliseconds patience,
       const Gone& gone);
 
   /// Why those who wait for number `seq` wait for ever, from the answers of
-  /// ask(): they called different collectives, or one expects another number of
-  /// elements than it is sent. Nothing if no such reason is known.
+  /// heard(): they called different collectives, or one expects another number
+  /// of elements than it is sent. Nothing if no such reason is known.
   static std::optional<std::string> difference(
       uint64_t seq,
       const std::vector<std::optional<Place>>& places);
 
   /// One sentence from the answers of ask().
   std::string report(
+      uint64_t seq,
       const std::vector<std::optional<Place>>& places,
       const Gone& gone) const;
 
@@ -82,14 +87,16 @@ class Witness {
 
  private:
   std::string key(int rank) const;
+  /// The one below the group's prefixes.
+  c10::intrusive_ptr<c10d::Store> bare_store() const;
   c10d::Store& store();
-  std::optional<Place> word_of(int rank);
+  std::vector<std::optional<Place>> read();
 
   c10::intrusive_ptr<c10d::Store> group_store_;
-  std::shared_ptr<c10d::Store> own_store_; ///< without the group's prefixes
+  std::shared_ptr<c10d::Store> own_store_; ///< bare, by another connection
   std::string name_; ///< the group's, in own_store_
   std::optional<Place> told_;
-  bool answers_ = true; ///< the store, when last told
+  bool answers_ = true; ///< the store, when last used
   int rank_;
   int size_;
   std::string group_;

@@ -102,10 +102,6 @@ RequestPtr MatchingTransport::recv_any(const at::Tensor& buffer, int tag) {
   return recv(buffer, MatchedReceive::kAny, tag);
 }
 
-std::string MatchingTransport::name_of(int peer) const {
-  return "rank " + std::to_string(peer);
-}
-
 void MatchingTransport::check_open() const {
   if (aborted_) {
     fail("aborted" + departed());
@@ -123,13 +119,17 @@ void MatchingTransport::check_open() const {
 }
 
 std::string MatchingTransport::departed() const {
-  std::string text;
+  std::vector<int> numbers;
   for (int peer = 0; peer < size(); ++peer) {
     if (has_left(peer)) {
-      text += "; " + name_of(peer) + " has left or died";
+      numbers.push_back(number_of(peer));
     }
   }
-  return text;
+  if (numbers.empty()) {
+    return "";
+  }
+  return "; " + name_ranks(numbers) +
+      (numbers.size() == 1 ? " has left or died" : " have left or died");
 }
 
 void MatchingTransport::fail(const std::string& what) const {

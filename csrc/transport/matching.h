@@ -1,5 +1,6 @@
 #pragma once
 
+#include "common/rank_names.h"
 #include "transport/key.h"
 #include "transport/transport.h"
 
@@ -127,7 +128,10 @@ class MatchingTransport : public Transport {
   virtual Farewell farewell_of(int peer) const = 0;
   /// Without a farewell.
   virtual bool has_left(int peer) const = 0;
-  virtual std::string name_of(int peer) const;
+  /// As the user knows it, in messages.
+  virtual int number_of(int peer) const {
+    return peer;
+  }
 
   /// Throws TransportError if some rank has given up, and all with it.
   void check_open() const;
@@ -158,14 +162,14 @@ class MatchingTransport : public Transport {
   template <typename Posted>
   [[noreturn]] void time_out(const Posted& request) {
     timed_out_ = true;
-    std::string ranks;
+    std::vector<int> numbers;
     for (const int peer : others()) {
       if (request.needs(peer) || request.needs_any()) {
-        ranks += (ranks.empty() ? " " : ", ") + name_of(peer);
+        numbers.push_back(number_of(peer));
       }
     }
     throw TransportTimeout(
-        std::string(name()) + ": Timed out waiting for" + ranks);
+        std::string(name()) + ": Timed out waiting for " + name_ranks(numbers));
   }
 
   /// Throws TransportError if one of the receives has failed.
@@ -186,6 +190,9 @@ class MatchingTransport : public Transport {
 
  private:
   [[noreturn]] void fail(const std::string& what) const;
+  std::string name_of(int peer) const {
+    return name_ranks({number_of(peer)});
+  }
 };
 
 } // namespace hvd

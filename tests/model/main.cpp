@@ -127,6 +127,7 @@ int main(int argc, char** argv) {
   at::set_num_threads(1);
   const auto store = c10::make_intrusive<c10d::HashStore>();
   test_hosts();
+  test_rank_names();
   test_plan();
   test_codec_for();
   test_error_feedback();

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <limits>
+#include <regex>
 #include <sstream>
 #include <thread>
 
@@ -69,6 +70,32 @@ std::string text_of(const std::exception_ptr& error) {
   } catch (const std::exception& e) {
     return e.what();
   }
+}
+
+/// Whether an error says that the rank called that, alone or among others.
+bool says_called(const std::string& text, int rank, const std::string& call) {
+  static const std::regex kCalled("ranks? ([0-9,-]+) called ");
+  static const std::regex kRange("([0-9]+)(?:-([0-9]+))?");
+  const std::sregex_iterator end;
+  for (std::sregex_iterator said(text.begin(), text.end(), kCalled);
+       said != end;
+       ++said) {
+    if (text.compare(said->position() + said->length(), call.size(), call) !=
+        0) {
+      continue;
+    }
+    const auto ranks = said->str(1);
+    for (std::sregex_iterator range(ranks.begin(), ranks.end(), kRange);
+         range != end;
+         ++range) {
+      const int first = std::stoi(range->str(1));
+      const int last = range->length(2) > 0 ? std::stoi(range->str(2)) : first;
+      if (first <= rank && rank <= last) {
+        return true;
+      }
+    }
+  }
+  return false;
 }
 
 } // namespace
@@ -442,10 +469,11 @@ void Simulation::Rank::check_oddity(
         ? oddity.call
         : program().operations[place].calls[0];
     Call unused;
-    const auto expected = "rank " + std::to_string(rank) + " called " +
-        collective(unused, plan).signature.describe();
-    if (text.find(expected) == std::string::npos) {
-      die(place, "the error does not say \"" + expected + "\": " + text);
+    const auto call = collective(unused, plan).signature.describe();
+    if (!says_called(text, rank, call)) {
+      die(place,
+          "the error does not say that rank " + std::to_string(rank) +
+              " called " + call + ": " + text);
     }
   }
 }

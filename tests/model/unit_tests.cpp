@@ -1,6 +1,7 @@
 #include "unit_tests.h"
 
 #include "collectives/running.h"
+#include "common/rank_names.h"
 #include "engine/large_track.h"
 #include "memory_transport.h"
 #include "require.h"
@@ -235,6 +236,17 @@ void test_hosts() {
   REQUIRE(!Hosts(Ranks{2, 0, 1}).have_levels()); // one rank on each
   REQUIRE(Hosts(Ranks{2, 1, 1}).have_levels());
   REQUIRE(Hosts(Ranks{2, 1, 1}).fewest() == 1);
+}
+
+void test_rank_names() {
+  REQUIRE(name_ranks({3}) == "rank 3");
+  REQUIRE(name_ranks({0, 1}) == "ranks 0-1");
+  REQUIRE(name_ranks({0, 2, 3, 4, 9, 11}) == "ranks 0,2-4,9,11");
+  REQUIRE(by_rank({" a"}, "; ") == "rank 0 a");
+  REQUIRE(by_rank({"", ""}, "; ").empty());
+  REQUIRE(
+      by_rank({" b", " a", "", " a", " b", " a"}, ", ") ==
+      "ranks 0,4 b, ranks 1,3,5 a");
 }
 
 void test_plan() {

@@ -7,6 +7,9 @@ namespace hvd::model {
 /// Hosts by table.
 void test_hosts();
 
+/// Lists of ranks in messages.
+void test_rank_names();
+
 /// plan() and is_small() at their limits.
 void test_plan();
 

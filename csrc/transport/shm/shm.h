@@ -80,7 +80,9 @@ class ShmTransport final : public MatchingTransport {
   bool has_left(int peer) const override {
     return is_gone(peer);
   }
-  std::string name_of(int peer) const override;
+  int number_of(int peer) const override {
+    return numbers_[peer];
+  }
   void post(const shm::ReceivePtr& receive);
   void wait(ShmRequest& request, Deadline deadline);
   /// Of a receive that is done, and claimed.

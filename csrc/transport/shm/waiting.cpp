@@ -210,10 +210,6 @@ void ShmTransport::sleep(Lock& lock, uint32_t seen, Deadline until) {
   }
 }
 
-std::string ShmTransport::name_of(int peer) const {
-  return "rank " + std::to_string(numbers_[peer]);
-}
-
 MatchingTransport::Farewell ShmTransport::farewell_of(int peer) const {
   switch (segments_[peer].head().state) {
     case SegmentHead::State::TimedOut:
