@@ -140,7 +140,7 @@ std::vector<std::optional<Witness::Place>> Witness::heard() {
   return places;
 }
 
-// In one request, for of many ranks all ask at once.
+// In one request: where there are many ranks, all of them ask at once.
 std::vector<std::optional<Witness::Place>> Witness::read() {
   std::vector<int> ranks(size_);
   std::iota(ranks.begin(), ranks.end(), 0);
