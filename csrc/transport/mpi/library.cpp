@@ -3,26 +3,62 @@
 #include <dlfcn.h>
 #include <link.h>
 
+#include <algorithm>
 #include <array>
-#include <regex>
 #include <stdexcept>
+#include <string_view>
 
 namespace hvd::mpi {
 
 namespace {
 
+constexpr std::string_view kBlanks = " \t\n";
+
+/// Whether the text begins so, and then the rest of it.
+bool skip(std::string_view& text, std::string_view begin) {
+  const bool begins = text.starts_with(begin);
+  text.remove_prefix(begins ? begin.size() : 0);
+  return begins;
+}
+
+void skip_blanks(std::string_view& text) {
+  text.remove_prefix(std::min(text.find_first_not_of(kBlanks), text.size()));
+}
+
 /// "MPICH Version:      5.0.2\n..." -> "MPICH 5.0.2"; "Open MPI v5.0.11, ..."
 /// -> "Open MPI 5.0.11"; "Intel(R) MPI Library 2021.19 for Linux* OS" ->
 /// "Intel(R) MPI 2021.19"; "MPI VERSION    : CRAY MPICH version 8.1.29 (ANL
 /// base 3.4a2)" -> "CRAY MPICH 8.1.29". Empty for others.
-std::string short_name(const std::string& text) {
-  static const std::regex pattern(
-      R"(^(?:MPI VERSION\s*:\s*)?(MPICH|Open MPI|Intel\(R\) MPI|MVAPICH\S*|CRAY MPICH))"
-      R"((?: Version:| version| Library)?\s+v?([0-9][^\s,]*))");
-  std::smatch match;
-  return std::regex_search(text, match, pattern)
-      ? match[1].str() + " " + match[2].str()
-      : "";
+std::string short_name(std::string_view text) {
+  if (skip(text, "MPI VERSION")) {
+    skip_blanks(text);
+    skip(text, ":");
+    skip_blanks(text);
+  }
+  for (const std::string_view maker :
+       {"MPICH", "Open MPI", "Intel(R) MPI", "MVAPICH", "CRAY MPICH"}) {
+    if (!skip(text, maker)) {
+      continue;
+    }
+    const auto more = text.substr(0, text.find_first_of(kBlanks));
+    if (!more.empty() && maker != "MVAPICH") { // which may be MVAPICH2-X
+      return "";
+    }
+    text.remove_prefix(more.size());
+    for (const std::string_view word : {" Version:", " version", " Library"}) {
+      if (skip(text, word)) {
+        break;
+      }
+    }
+    skip_blanks(text);
+    skip(text, "v");
+    const auto version = text.substr(0, text.find_first_of(" \t\n,"));
+    if (version.empty() || version[0] < '0' || version[0] > '9') {
+      return "";
+    }
+    return std::string(maker) + std::string(more) + ' ' + std::string(version);
+  }
+  return "";
 }
 
 std::string first_line(const std::string& text) {
@@ -58,7 +94,8 @@ void Library::recognise() {
     }
   } else if (dlsym(handle_, "ompi_mpi_comm_world") != nullptr) {
     abi_ = Abi::OpenMpi;
-    if (!std::regex_search(name_, std::regex("^Open MPI [45]\\."))) {
+    if (!name_.starts_with("Open MPI 4.") &&
+        !name_.starts_with("Open MPI 5.")) {
       name_.clear(); // handles have other layouts, or may have
     }
   } else if (speaks_pmi_) {
