@@ -11,7 +11,6 @@
 #include <cstdlib>
 #include <iostream>
 #include <limits>
-#include <regex>
 #include <sstream>
 #include <thread>
 
@@ -74,22 +73,17 @@ std::string text_of(const std::exception_ptr& error) {
 
 /// Whether an error says that the rank called that, alone or among others.
 bool says_called(const std::string& text, int rank, const std::string& call) {
-  static const std::regex kCalled("ranks? ([0-9,-]+) called ");
-  static const std::regex kRange("([0-9]+)(?:-([0-9]+))?");
-  const std::sregex_iterator end;
-  for (std::sregex_iterator said(text.begin(), text.end(), kCalled);
-       said != end;
-       ++said) {
-    if (text.compare(said->position() + said->length(), call.size(), call) !=
-        0) {
-      continue;
-    }
-    const auto ranks = said->str(1);
-    for (std::sregex_iterator range(ranks.begin(), ranks.end(), kRange);
-         range != end;
-         ++range) {
-      const int first = std::stoi(range->str(1));
-      const int last = range->length(2) > 0 ? std::stoi(range->str(2)) : first;
+  const auto said = " called " + call;
+  for (auto at = text.find(said); at != std::string::npos;
+       at = text.find(said, at + 1)) {
+    const auto begin = text.find_last_of(' ', at - 1) + 1;
+    std::istringstream ranks(text.substr(begin, at - begin)); // as "0,2-5"
+    for (int first = 0; ranks >> first; ranks.ignore()) {
+      int last = first;
+      if (ranks.peek() == '-') {
+        ranks.ignore();
+        ranks >> last;
+      }
       if (first <= rank && rank <= last) {
         return true;
       }
