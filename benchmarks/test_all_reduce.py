@@ -1,4 +1,4 @@
-"""all_reduce of float32 sums: one by one, asynchronous, and many small ones in flight."""
+"""all_reduce of float32 sums: one by one, back to back, asynchronous, and many in flight."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ pytestmark = pytest.mark.timeout(300)
 QUICK_SIZES = (4, 1 << 10, 1 << 14, 1 << 20, 1 << 24)
 SIZES = tuple(4 ** (i + 1) for i in range(13))  # 4 B to 64 MB
 BURST = 100
+IN_A_ROW = 10
 
 
 def target(bench: Bench, nbytes: int) -> float | None:
@@ -103,6 +104,22 @@ def test_all_reduce(bench: Bench, nbytes: int, issue: Callable[..., None]) -> No
         count=nbytes // 4,
         burst=1,
         issue=issue,
+    )
+
+
+def test_back_to_back(bench: Bench) -> None:
+    """How many a second: where ranks share cores, the slowest of each call says less of that."""
+    nbytes = 4
+    bench.row(
+        reduce_all,
+        op=f"all_reduce, each of {IN_A_ROW}",
+        size=nbytes,
+        bus_factor=bus_factor(bench.ranks.size),
+        trips=IN_A_ROW,
+        target=target(bench, nbytes),
+        count=nbytes // 4,
+        burst=IN_A_ROW,
+        issue=sync,
     )
 
 
