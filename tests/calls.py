@@ -72,8 +72,8 @@ def together(calls: Mapping[str, Callable[[], Result]]) -> dict[str, Result]:
 
 def said_of(text: str, rank: int) -> Iterator[str]:
     """How an error goes on where it has named the rank, alone or among others."""
-    for ranks in re.finditer(r"\branks? ([\d,-]+)", text):
-        for part in ranks[1].strip(",").split(","):
+    for ranks in re.finditer(r"\branks? (\d+(?:[,-]\d+)*)", text):
+        for part in ranks[1].split(","):
             first, _, last = part.partition("-")
             if int(first) <= rank <= int(last or first):
                 yield text[ranks.end() :]

@@ -106,7 +106,7 @@ def mismatched(error: dist.DistBackendError) -> bool:
 
 def check_error(round: Round, what: str, error: dist.DistBackendError) -> None:
     said = said_of(str(error), round.victim)
-    named = any(re.match(r"[^;]* left or died", rest) for rest in said)
+    named = any(re.match(r" (?:[^;]* )?left or died", rest) for rest in said)
     assert named or mismatched(error), f"{what} names no rank {round.victim}: {error}"
 
 
