@@ -51,14 +51,18 @@ constexpr bool kHasCodec = requires { Accumulation<T>::kCast; };
 // The codec's kernels take multiples of this.
 constexpr int64_t kUnit = 32;
 
-// Compiled for AVX2, too, which the loader takes where the processor has it; by
-// AVX-512 a sum takes as long. Sanitizers are not up yet when the loader does.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-#define HVD_FOR_EACH_SIMD __attribute__((target_clones("avx2", "default")))
+// Chosen by hand, not by target_clones: where symbols are stripped (-s), the
+// linker of binutils 2.38 leaves the jumps to what the loader chooses empty.
+#if defined(__x86_64__)
+#define HVD_AVX2 __attribute__((target("avx2")))
 #else
-#define HVD_FOR_EACH_SIMD
+#define HVD_AVX2
 #endif
+
+bool has_avx2() {
+  static const bool has = avx2_kernels() != nullptr;
+  return has;
+}
 
 /// `from` as accumulators: itself, or widened into `room`.
 template <typename T>
@@ -119,7 +123,7 @@ Acc divided(Acc sum, int divisor) {
 }
 
 template <typename Acc, typename Fold>
-HVD_FOR_EACH_SIMD void combine(
+__attribute__((always_inline)) inline void combine_each(
     const Acc* a,
     const Acc* b,
     int64_t count,
@@ -127,6 +131,31 @@ HVD_FOR_EACH_SIMD void combine(
     Acc* to) {
   for (int64_t i = 0; i < count; ++i) {
     to[i] = static_cast<Acc>(op(a[i], b[i]));
+  }
+}
+
+/// For processors with AVX2; by AVX-512 a sum takes as long.
+template <typename Acc, typename Fold>
+HVD_AVX2 void combine_wide(
+    const Acc* a,
+    const Acc* b,
+    int64_t count,
+    Fold op,
+    Acc* to) {
+  combine_each(a, b, count, op, to);
+}
+
+template <typename Acc, typename Fold>
+__attribute__((noinline)) void combine(
+    const Acc* a,
+    const Acc* b,
+    int64_t count,
+    Fold op,
+    Acc* to) {
+  if (has_avx2()) {
+    combine_wide(a, b, count, op, to);
+  } else {
+    combine_each(a, b, count, op, to);
   }
 }
 
