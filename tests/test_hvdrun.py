@@ -103,7 +103,7 @@ def test_ranks_on_hosts_of_their_own_have_all_threads(
 
 
 ALL = "-x OMP_NUM_THREADS -x PATH"
-BIND = "--bind-to none --map-by slot"
+BIND = "--bind-to none --map-by slot:oversubscribe"
 LO4 = "--mca btl_tcp_if_include lo --mca oob_tcp_if_include lo"
 LO5 = "--mca btl_tcp_if_include lo --prtemca prte_if_include lo"
 

@@ -77,12 +77,14 @@ def open_mpi(
     own = "prte_if_include" if version >= 5 else "oob_tcp_if_include"
     tagged = ("--output", "tag") if version >= 5 else ("--tag-output",)
     handed_on = sorted(filter(_is_handed_on, {*environ, *job.variables})) if job.remote else ()
+    # Open MPI 5 starts no more ranks than cores on some machines, though a host has the slots.
+    binding = "--bind-to none --map-by slot:oversubscribe"
     return Command(
         (
             *(mpirun, "-np", str(job.size), *_hosts("-H", job)),
             *(("--allow-run-as-root",) if root else ()),
             *(() if job.output else tagged),
-            *_words(job.binding_args, "--bind-to none --map-by slot"),
+            *_words(job.binding_args, binding),
             *(("--mca", "btl_tcp_if_include", interface) if interface else ()),
             *(("--prtemca" if version >= 5 else "--mca", own, interface) if interface else ()),
             *(word for name in handed_on for word in ("-x", name)),
