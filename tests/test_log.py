@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -135,6 +136,21 @@ def facts(folder: Path, **env: str) -> dict[str, str]:
     )
     assert (ran.returncode, ran.stderr) == (0, "")
     return dict(re.findall(r"^  (\S+(?: \S+)?)  +(.*)$", ran.stdout, re.MULTILINE))
+
+
+def test_table_that_nobody_reads() -> None:
+    """As with `| head`."""
+    run = subprocess.Popen(
+        [sys.executable, "-m", "torch_hvd"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert run.stdout
+    run.stdout.close()
+    run.stdout = None
+    assert run.communicate(timeout=60)[1] == ""
+    assert run.returncode == -signal.SIGPIPE
 
 
 def test_table(tmp_path: Path) -> None:

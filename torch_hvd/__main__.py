@@ -2,6 +2,7 @@
 
 import os
 import platform
+import signal
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -168,4 +169,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it, without a traceback
     main()

@@ -6,6 +6,7 @@ python -m torch_hvd.report stats DIR [--rank N] [--plot FILE.png]
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -224,4 +225,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it, without a traceback
     main(sys.argv[1:])
