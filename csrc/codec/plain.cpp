@@ -72,8 +72,8 @@ struct Rows {
       }
     } else {
       for (int64_t i = 0; i < n / 2; ++i) {
-        finite &= Element::decodes_finite(in[i] & 0xf) &
-            Element::decodes_finite(in[i] >> 4);
+        finite &= Element::decodes_finite(in[i] & 0xf);
+        finite &= Element::decodes_finite(in[i] >> 4);
       }
     }
     return finite != 0;
