@@ -59,11 +59,6 @@ constexpr int64_t kUnit = 32;
 #define HVD_AVX2
 #endif
 
-bool has_avx2() {
-  static const bool has = avx2_kernels() != nullptr;
-  return has;
-}
-
 /// `from` as accumulators: itself, or widened into `room`.
 template <typename T>
 const Accumulator<T>* widen(
@@ -152,7 +147,7 @@ __attribute__((noinline)) void combine(
     int64_t count,
     Fold op,
     Acc* to) {
-  if (has_avx2()) {
+  if (avx2_kernels() != nullptr) {
     combine_wide(a, b, count, op, to);
   } else {
     combine_each(a, b, count, op, to);
