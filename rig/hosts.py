@@ -15,6 +15,7 @@ This module must not import torch: a process enters its host first.
 from __future__ import annotations
 
 import ctypes
+import ipaddress
 import os
 import shutil
 import subprocess
@@ -26,6 +27,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 INTERFACE = "eth0"
+NETWORK = "10.0.0.0/24"
 BURST = "256kb"  # passes at once after a pause; more than the 64 KB packets of a veth
 QUEUE = "20ms"  # at the rate; what would wait longer is dropped
 
@@ -38,13 +40,15 @@ class Hosts:
 
     Args:
         rate: at which a host sends, as tc writes it: "1gbit", "100mbit"; None for no limit.
+        network: of which they have addresses, IPv4 or IPv6.
 
     Raises:
         RuntimeError: names the command that failed and what it said.
         OSError: this process may not make namespaces.
     """
 
-    def __init__(self, count: int, rate: str | None = None) -> None:
+    def __init__(self, count: int, rate: str | None = None, network: str = NETWORK) -> None:
+        self._network = ipaddress.ip_network(network)
         self._namespaces = [_new_namespace()]  # the switch's, then the hosts'
         try:
             self._connect(count, rate)
@@ -66,10 +70,10 @@ class Hosts:
     @property
     def switch_address(self) -> str:
         """Reachable from every host, over its link."""
-        return "10.0.0.254"
+        return str(self._network[254])
 
     def address(self, host: int) -> str:
-        return f"10.0.0.{host + 1}"
+        return str(self._network[host + 1])
 
     def namespace(self, host: int) -> str:
         """The path of its network namespace, for `enter`; valid while this process holds it."""
@@ -100,14 +104,14 @@ class Hosts:
     def _connect(self, count: int, rate: str | None) -> None:
         switch = self._namespaces[0]
         _run(switch, "ip link add switch type bridge")
-        _run(switch, f"ip address add {self.switch_address}/24 dev switch")
+        _run(switch, self._add_address(self.switch_address, "switch"))
         _run(switch, "ip link set switch up")
         _run(switch, "ip link set lo up")
         for host in range(count):
             self._namespaces.append(own := _new_namespace())
             peer = f"peer name port{host} netns {_path(switch)}"
             _run(own, f"ip link add {INTERFACE} type veth {peer}")
-            _run(own, f"ip address add {self.address(host)}/24 dev {INTERFACE}")
+            _run(own, self._add_address(self.address(host), INTERFACE))
             if rate:
                 limit = f"tbf rate {rate} burst {BURST} latency {QUEUE}"
                 _run(own, f"tc qdisc add dev {INTERFACE} root {limit}")
@@ -115,14 +119,18 @@ class Hosts:
             _run(own, "ip link set lo up")
             _run(switch, f"ip link set port{host} master switch up")
 
+    def _add_address(self, address: str, interface: str) -> str:
+        # nodad: IPv6 asks the others for a second or two whether the address is theirs; IPv4 never.
+        return f"ip address add {address}/{self._network.prefixlen} dev {interface} nodad"
 
-def complaint(rate: str | None = None) -> str | None:
-    """Why hosts, with links of this rate, cannot be made here; None if they can."""
+
+def complaint(rate: str | None = None, network: str = NETWORK) -> str | None:
+    """Why such hosts cannot be made here; None if they can."""
     for command, package in _COMMANDS.items():
         if not shutil.which(command):
             return f"no {command} here (Debian: apt-get install {package})"
     try:
-        Hosts(1, rate).close()
+        Hosts(1, rate, network).close()
     except (OSError, RuntimeError) as error:
         return f"{error}" if os.geteuid() == 0 else f"needs root: {error}"
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 import socket
@@ -9,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +19,13 @@ import torch.distributed as dist
 from calls import check_group
 from launch import launch
 from ranks import RankPool
-from rig.hosts import Hosts, complaint
+from rig.hosts import INTERFACE, NETWORK, Hosts, complaint
 from torch_hvd import _addresses, _tcp
 
+IPV6 = "fd00::/64"
+
 needs_hosts = pytest.mark.skipif(bool(REASON := complaint()), reason=f"no hosts here: {REASON}")
+needs_ipv6 = pytest.mark.skipif(bool(WHY := complaint(network=IPV6)), reason=f"no IPv6 here: {WHY}")
 
 
 def connect_all(store: dist.Store, size: int) -> list[str]:
@@ -41,8 +46,7 @@ def connect_all(store: dist.Store, size: int) -> list[str]:
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_addresses(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as probe:
+    with socket.socket(_addresses.family(address)) as probe:
         try:
             probe.bind((address, 0))
         except OSError as error:
@@ -110,7 +114,7 @@ def test_an_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None
     (text,) = connect_all(dist.HashStore(), 1)
     here = ", ".join(name for name, _ in _addresses.of_interfaces())
     assert "interface nothing0 (GLOO_SOCKET_IFNAME)" in text
-    assert f"no interface 'nothing0' has an IPv4 address here; those that have are {here}" in text
+    assert f"no interface 'nothing0' has an address here; those that have are {here}" in text
 
 
 def test_an_interface_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,22 +150,51 @@ def test_a_name_that_means_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_hosts
+@pytest.mark.parametrize("network", [NETWORK, pytest.param(IPV6, marks=needs_ipv6)])
+@pytest.mark.parametrize("known", ["the interface", "the way to rank 0", "no more than loopback"])
 @pytest.mark.parametrize("transport", ["tcp", "gloo"])
-def test_names_that_mean_loopback_on_two_hosts(transport: str) -> None:
+def test_two_hosts_whose_names_mean_nothing_there(transport: str, known: str, network: str) -> None:
     script = "ranks = torch.tensor([1 << rank]); dist.all_reduce(ranks); print(ranks.item())"
-    names = {"GLOO_SOCKET_IFNAME": "", "MASTER_ADDR": "localhost", "HVD_TRANSPORT": transport}
-    with Hosts(2) as hosts:
+    with Hosts(2, network=network) as hosts:
+        names = {
+            "GLOO_SOCKET_IFNAME": INTERFACE if known == "the interface" else "",
+            "MASTER_ADDR": hosts.address(0) if known == "the way to rank 0" else "localhost",
+            "HVD_TRANSPORT": transport,
+        }
         ended = launch(script, 2, env=names, hosts=hosts)
     assert [rank.stdout for rank in ended] == ["3\n"] * 2, [rank.stderr for rank in ended]
 
 
 def test_a_name_of_ipv6_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def getaddrinfo(host: str, port: None, family: int, kind: int) -> list[tuple[Any, ...]]:
+        if family == socket.AF_INET:
+            raise socket.gaierror(socket.EAI_NONAME, host)
+        return [(family, kind, 6, "", ("2001:db8::7", 0, 0, 0))]  # of RFC 3849
+
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setenv("MASTER_ADDR", "localhost")
-    monkeypatch.setattr(_addresses, "resolve", {"localhost": "127.0.0.1"}.get)
-    found = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::7", 0, 0, 0))]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: found)
-    assert _addresses.for_peers([0, 0]) == "2001:db8::7"
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(_addresses, "is_own", lambda address: address == "2001:db8::7")
+    assert _addresses.for_peers([0, 1]) == "2001:db8::7"
+
+
+@pytest.mark.parametrize(
+    ("addresses", "found"),
+    [
+        ([], None),
+        (["127.0.0.1", "::1"], None),
+        (["10.0.0.9", "192.0.2.77", "192.0.2.9"], "192.0.2.9"),
+        (["fd00::9", "2001:db8::7777", "2001:db8::9"], "2001:db8::9"),
+        (["fd00::9", "192.0.2.77"], "192.0.2.77"),
+        (["10.0.0.9", "2001:db8::7777"], "2001:db8::7777"),
+    ],
+)
+def test_the_nearest_address(
+    monkeypatch: pytest.MonkeyPatch, addresses: list[str], found: str | None
+) -> None:
+    """This host is 192.0.2.1 and 2001:db8::1."""
+    ours = {4: "192.0.2.1", 6: "2001:db8::1"}
+    monkeypatch.setattr(_addresses, "towards", lambda to: ours[ipaddress.ip_address(to).version])
+    assert _addresses.nearest(addresses) == found
 
 
 def stays_within_memory() -> int:

@@ -11,42 +11,61 @@ import struct
 from collections.abc import Iterator, Sequence
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
+_LINK_LOCAL = "20"  # in /proc/net/if_inet6; from net/ipv6.h
+_NOT_IN_USE = 0x68  # linux/if_addr.h: tentative, deprecated, or another host's as well
 
 
 def resolve(host: str) -> str | None:
-    """The IPv4 address of a host, None if nobody knows it."""
-    try:
-        return socket.gethostbyname(host)
-    except OSError:
-        return None
+    """The address of a host, IPv4 if it has one, None if nobody knows it."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError):
+            infos = socket.getaddrinfo(host, None, family, socket.SOCK_STREAM)
+            return str(infos[0][4][0])
+    return None
+
+
+def family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
 
 
-def towards(host: str) -> str:
-    """The local address that packets to `host` leave from.
+def towards(address: str) -> str:
+    """The local address that packets to `address` leave from.
 
     Raises:
         OSError: there is no way to it.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))
-        address: str = probe.getsockname()[0]
-        return address
+    with socket.socket(family(address), socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))
+        return str(probe.getsockname()[0])
 
 
 def of_interfaces() -> Iterator[tuple[str, str]]:
-    """Each interface that has an IPv4 address, and that."""
+    """Each interface that has an address known beyond its link, and that, IPv4 if there is one."""
+    others = _of_ipv6()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", os.fsencode(name)[:15])
             try:
                 reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-            except OSError:
-                continue  # an interface without an IPv4 address
-            yield name, socket.inet_ntoa(reply[20:24])
+                yield name, socket.inet_ntoa(reply[20:24])
+            except OSError:  # it has none of IPv4
+                if name in others:
+                    yield name, others[name]
+
+
+def _of_ipv6() -> dict[str, str]:
+    """The first IPv6 address in use of each interface."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(FileNotFoundError), open("/proc/net/if_inet6") as lines:
+        for line in lines:
+            digits, _, _, scope, flags, name = line.split()
+            if scope != _LINK_LOCAL and not int(flags, 16) & _NOT_IN_USE:
+                found.setdefault(name, str(ipaddress.IPv6Address(int(digits, 16))))
+    return found
 
 
 def own() -> str | None:
@@ -59,7 +78,7 @@ def own() -> str | None:
 
 def is_own(address: str) -> bool:
     """Whether it is an address of this host."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with socket.socket(family(address), socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))
         except OSError:
@@ -70,12 +89,13 @@ def is_own(address: str) -> bool:
 def nearest(addresses: Sequence[str]) -> str | None:
     """Of the addresses of a host the one most like ours on the way to it, None of none."""
 
-    def likeness(address: str) -> int:
+    def likeness(address: str) -> float:
+        theirs = ipaddress.ip_address(address)
         try:
-            ours = towards(address)
+            ours = ipaddress.ip_address(towards(address))
         except OSError:
             return -1
-        return 32 - (_number(address) ^ _number(ours)).bit_length()
+        return 1 - (int(theirs) ^ int(ours)).bit_length() / theirs.max_prefixlen
 
     others = [address for address in addresses if not is_loopback(address)]
     return max(others, key=likeness, default=None)
@@ -122,10 +142,6 @@ def _by_name() -> str:
     master = resolve(os.environ.get("MASTER_ADDR", "localhost"))
     if master is not None and not is_loopback(master):
         return towards(master)
-    if named is None:
-        with contextlib.suppress(OSError):
-            infos = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-            return str(infos[0][4][0])
     return "127.0.0.1"
 
 
@@ -133,8 +149,7 @@ def _of_interface(name: str) -> str:
     found = dict(of_interfaces())
     if name not in found:
         raise OSError(
-            f"no interface {name!r} has an IPv4 address here; those that have are "
-            f"{', '.join(found)}"
+            f"no interface {name!r} has an address here; those that have are {', '.join(found)}"
         )
     return found[name]
 
@@ -145,7 +160,3 @@ def describe(address: str | None) -> str:
         return f"interface {interfaces} (GLOO_SOCKET_IFNAME)"
     interface = next((name for name, found in of_interfaces() if found == address), "unknown")
     return f"address {address or 'unknown'}, interface {interface}"
-
-
-def _number(address: str) -> int:
-    return int(ipaddress.IPv4Address(address))

@@ -31,8 +31,7 @@ _KEEPALIVE = {
 
 
 def _listen(address: str, size: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, 0), family=family, backlog=size)
+    return socket.create_server((address, 0), family=_addresses.family(address), backlog=size)
 
 
 def _accept(
