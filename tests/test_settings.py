@@ -6,6 +6,7 @@ import copy
 import os
 import re
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,17 @@ def init_with_bad_values(size: int) -> None:
     leave()
 
 
+def group_with_bad_timeouts() -> None:
+    # The last is more than c10d can hold, which makes a negative number of it.
+    for timeout in (timedelta(0), timedelta(seconds=-2), timedelta(days=36501), timedelta.max):
+        with pytest.raises(ValueError) as caught:
+            dist.new_group(timeout=timeout)
+        shown = "-" if timeout == timedelta.max else f"{timeout.total_seconds():g} s; "
+        assert f"the timeout of the group is {shown}" in str(caught.value)
+        assert "allowed is more than 0, up to 36500 days" in str(caught.value)
+    check_group(dist.new_group(timeout=timedelta(days=36500)))
+
+
 def in_force(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
     options = cpu_backend(group).options
     return {name: getattr(options, name) for name in DEFAULTS}
@@ -336,6 +348,12 @@ def test_values_in_force(size: int) -> None:
 def test_bad_values_at_init(size: int) -> None:
     with RankPool(size, backend="") as pool:
         pool.run(init_with_bad_values, size)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_bad_timeouts(transport: str) -> None:
+    with RankPool(2, env={"HVD_TRANSPORT": transport}) as pool:
+        pool.run(group_with_bad_timeouts)
 
 
 @pytest.mark.parametrize("size", [2, 3])

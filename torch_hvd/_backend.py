@@ -44,8 +44,8 @@ def create(opts: Any, pg_options: Any) -> Any:
 
     Raises:
         TypeError: `pg_options` is of another type.
-        ValueError: a setting has a value that is not allowed, see `_settings.resolve`, on any rank,
-            or differs from that of another rank.
+        ValueError: the timeout or a setting has a value that is not allowed, see `_settings`, on
+            any rank, or a setting differs from that of another rank.
     """
     if pg_options is None:
         options = _C.Options()
@@ -58,6 +58,7 @@ def create(opts: Any, pg_options: Any) -> Any:
     rank, size = opts.group_rank, opts.group_size
     store = _own_store(opts.store, size)
     try:
+        _settings.check_timeout(opts.timeout)
         settings = _settings.resolve(options, os.environ)
         stats_edges = _settings.stats_edges(os.environ)
         _shm.may_attach(os.environ)

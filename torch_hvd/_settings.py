@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import Store
@@ -248,6 +249,18 @@ def stats_edges(environ: Mapping[str, str]) -> list[float]:
             f"HVD_STATS_EDGES is {text!r}; allowed are rising numbers of MB, as in 0.001,1,10,100"
         )
     return edges
+
+
+_LONGEST = timedelta(days=36500)  # some three of these are more than clocks can count
+
+
+def check_timeout(timeout: timedelta) -> None:
+    """Raise ValueError if a group cannot have this timeout; `timedelta.max` comes as a negative."""
+    if not timedelta(0) < timeout <= _LONGEST:
+        raise ValueError(
+            f"the timeout of the group is {timeout.total_seconds():g} s; allowed is more than 0, "
+            f"up to {_LONGEST.days} days"
+        )
 
 
 def refuse(error: ValueError, store: Store, rank: int) -> None:
