@@ -51,10 +51,11 @@ def of_interfaces() -> Iterator[tuple[str, str]]:
             request = struct.pack("256s", os.fsencode(name)[:15])
             try:
                 reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-                yield name, socket.inet_ntoa(reply[20:24])
             except OSError:  # it has none of IPv4
                 if name in others:
                     yield name, others[name]
+            else:
+                yield name, socket.inet_ntoa(reply[20:24])
 
 
 def _of_ipv6() -> dict[str, str]:

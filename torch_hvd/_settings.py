@@ -251,7 +251,7 @@ def stats_edges(environ: Mapping[str, str]) -> list[float]:
     return edges
 
 
-_LONGEST = timedelta(days=36500)  # some three of these are more than clocks can count
+_LONGEST = timedelta(days=36500)  # of clocks that count nanoseconds in 64 bits about a third
 
 
 def check_timeout(timeout: timedelta) -> None:
