@@ -225,6 +225,34 @@ def resident() -> int:
     return int(found[1]) >> 10
 
 
+def sends_in_a_row() -> None:
+    """Rank 0 sends while its engine waits for room; rank 1 says nothing before both are done."""
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    parts = [torch.empty(25_000) for _ in range(150)]
+    given = [torch.full((25_000,), float(peer)) for peer in range(2)]
+    for attempt in range(20):
+        dist.barrier()
+        if rank == 1:
+            time.sleep(0.03)  # the sockets fill
+        works = []
+        for part in parts:
+            works.append(dist.scatter(part, None if rank else given, src=0, async_op=True))
+            if rank == 0:
+                time.sleep(0.0001)
+        for work in works:
+            assert work is not None
+            work.wait()
+        assert all(torch.all(part == rank) for part in parts)
+        store.set(f"{attempt} done by {rank}", "")
+        store.wait([f"{attempt} done by {1 - rank}"], timedelta(seconds=5))
+
+
+def test_a_send_that_another_thread_ends() -> None:
+    """Its waiter hears of that without a word from the receiver."""
+    with RankPool(2, env={"HVD_TRANSPORT": "tcp"}) as pool:
+        pool.run(sends_in_a_row)
+
+
 def leaves_at_once() -> None:
     """Rank 0's last message is read though it has left, and others say something to it then."""
     rank, size = dist.get_rank(), dist.get_world_size()

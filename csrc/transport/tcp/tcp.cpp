@@ -167,7 +167,10 @@ void TcpTransport::write(int peer) {
   auto& connection = peers_[peer].connection;
   bool& is_watched = peers_[peer].is_watched_for_room;
   connection->write();
-  if (connection->is_full() != is_watched) {
+  // Who sleeps on the sockets may wait for what has just been written. So it
+  // hears of the room, and only it stops watching.
+  const bool is_awaited = is_watched && driving_;
+  if (connection->is_full() != is_watched && !is_awaited) {
     is_watched = !is_watched;
     const auto room = is_watched ? uint32_t{EPOLLOUT} : 0;
     watch(epoll_, EPOLL_CTL_MOD, connection->socket(), peer, room);
