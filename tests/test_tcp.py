@@ -229,14 +229,14 @@ def sends_in_a_row() -> None:
     """Rank 0 sends while its engine waits for room; rank 1 says nothing before both are done."""
     rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
     parts = [torch.empty(25_000) for _ in range(150)]
-    given = [torch.full((25_000,), float(peer)) for peer in range(2)]
+    given = [[torch.full((25_000,), float(peer)) for peer in range(2)] for _ in parts]
     for attempt in range(20):
         dist.barrier()
         if rank == 1:
             time.sleep(0.03)  # the sockets fill
         works = []
-        for part in parts:
-            works.append(dist.scatter(part, None if rank else given, src=0, async_op=True))
+        for part, both in zip(parts, given, strict=True):
+            works.append(dist.scatter(part, None if rank else both, src=0, async_op=True))
             if rank == 0:
                 time.sleep(0.0001)
         for work in works:
