@@ -404,6 +404,7 @@ HostGroup::WorkPtr HostGroup::recv(Tensors& tensors, int peer, int tag) {
 
 HostGroup::WorkPtr HostGroup::recvAnysource(Tensors& tensors, int tag) {
   check_message("recv", tensors, tag);
+  TORCH_CHECK(size_ > 1, "hvd: recv in a group of one rank; it has no peers");
   const auto buffer = arguments(options_->timeout).to_receive(tensors[0]);
   const auto record = this->record("hvd:recv", -1, tensors);
   return noted(

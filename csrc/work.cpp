@@ -107,6 +107,10 @@ void WorkHVD::wait_for_future_and_rethrow() {
   }
 }
 
+bool WorkHVD::is_of_parent() {
+  return engine_->forked() && !Work::isCompleted();
+}
+
 CollectiveWork::CollectiveWork(
     std::shared_ptr<Engine> engine,
     c10d::OpType type,
@@ -147,6 +151,10 @@ c10::intrusive_ptr<CollectiveWork> CollectiveWork::submit(
 }
 
 bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
+  if (is_of_parent()) {
+    engine_->check_usable(
+        operation_->collectives[0].signature.describe().c_str());
+  }
   if (timeout <= kNoTimeout) {
     engine_->drive_until_done(*operation_);
   } else if (!engine_->wait_until_done(*operation_, Clock::now() + timeout)) {
@@ -278,6 +286,9 @@ void MessageWork::wait_until(
 }
 
 bool MessageWork::wait(std::chrono::milliseconds timeout) {
+  if (is_of_parent()) {
+    engine_->check_usable(describe(type_, peer_).c_str());
+  }
   {
     const auto call = engine_->waiting();
     wait_until(
@@ -328,6 +339,11 @@ c10::intrusive_ptr<c10::ivalue::Future> MessageWork::getFuture() {
 }
 
 int MessageWork::sourceRank() const {
+  TORCH_CHECK(
+      type_ != c10d::OpType::SEND,
+      "hvd: the source rank of ",
+      describe(type_, peer_),
+      "; only what is received has one");
   return request_->source();
 }
 

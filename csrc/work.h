@@ -37,6 +37,10 @@ class WorkHVD : public c10d::Work {
   /// Returns when the future, if any, is complete too; throws the work's error.
   void wait_for_future_and_rethrow();
 
+  /// Whether this is a child that was forked off while the work was under way.
+  /// To wait here would take messages from the parent.
+  bool is_of_parent();
+
   const std::shared_ptr<Engine> engine_;
 
  private:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -45,17 +46,14 @@ def test_data_loader_workers(num_workers: int) -> None:
         assert total.item() == 2 * 780 * dist.get_world_size()
 
 
-def in_a_fork(action: str) -> str:
-    """What `action` says in a forked child, which then ends as a DataLoader worker does."""
+def in_a_fork(action: Callable[[], object]) -> str:
+    """What `action` raises in a forked child, which then ends as a DataLoader worker does."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             text = "no error"
-            if action == "all_reduce":
-                dist.all_reduce(torch.ones(SMALL))
-            elif action == "destroy":
-                dist.destroy_process_group()
+            action()
         except BaseException as error:
             text = f"{type(error).__name__}: {error}"
         os.write(writing, text.encode())
@@ -77,8 +75,30 @@ def in_a_fork(action: str) -> str:
 def test_forked_child_that_touches_the_group() -> None:
     """It gets an error that says why; the parent's group is none the worse."""
     check_group()
-    text = in_a_fork("all_reduce")
+    text = in_a_fork(lambda: dist.all_reduce(torch.ones(SMALL)))
     assert "fork" in text, text
+    check_group()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("verb", ["recv", "all_reduce"])
+def test_forked_child_that_waits(verb: str) -> None:
+    """For what its parent has under way, and still gets."""
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    tensor = torch.ones(LARGE)
+    dist.barrier()
+    if rank == 1:
+        store.wait([f"{verb} forked"])
+        dist.send(tensor, 0) if verb == "recv" else dist.all_reduce(tensor)
+    else:
+        work = dist.irecv(tensor, 1) if verb == "recv" else dist.all_reduce(tensor, async_op=True)
+        assert work is not None
+        text = in_a_fork(work.wait)
+        assert f"hvd: {verb}" in text, text
+        assert "this process was forked" in text, text
+        store.set(f"{verb} forked", "")
+        work.wait()
+        assert torch.all(tensor == (1 if verb == "recv" else 2))
     check_group()
 
 
@@ -86,6 +106,6 @@ def test_forked_child_that_touches_the_group() -> None:
 def test_forked_child_that_leaves() -> None:
     """Nothing that a child does to its copy of the group hangs it or reaches the parent's peers."""
     check_group()
-    in_a_fork("destroy")
-    in_a_fork("nothing")
+    in_a_fork(dist.destroy_process_group)
+    in_a_fork(lambda: None)
     check_group()

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from calls import LARGE, cpu_backend
+from calls import LARGE, check_group, cpu_backend
 from rows import filled
 from starts import STARTS, Start, start_all_reduce, start_barrier, start_reduce, start_send_recv
 
@@ -89,6 +89,9 @@ def test_source_rank() -> None:
     if size == 1:
         with pytest.raises(ValueError):
             dist.send(torch.ones(1), dst=0)
+        with pytest.raises(RuntimeError, match="recv in a group of one rank; it has no peers"):
+            dist.recv(torch.ones(1))
+        check_group()
         return
     if rank == 0:
         for _ in range(size - 1):
@@ -98,7 +101,11 @@ def test_source_rank() -> None:
             work.wait()
             assert received.tolist() == [work._source_rank()] * 2
     else:
-        dist.send(torch.full((2,), float(rank)), dst=0)
+        sent = dist.isend(torch.full((2,), float(rank)), dst=0)
+        assert sent is not None
+        sent.wait()
+        with pytest.raises(RuntimeError, match="source rank of send to rank 0; only what is rec"):
+            sent._source_rank()
 
 
 @small_and_large

@@ -136,6 +136,9 @@ void Engine::hold(Lock& lock, Track& track) {
 void Engine::run_apart(
     const std::string& call,
     std::function<void(const std::function<void()>& over)> body) {
+  if (forked()) {
+    refuse(call);
+  }
   Lock lock(mutex_);
   if (stop_) {
     refuse(call);

@@ -136,8 +136,9 @@ void Outbox::acknowledged(int peer, Letter::Form what, uint32_t id) {
 }
 
 void Outbox::flush() {
+  bool any_ended = false;
   for (size_t i = 0; i < queues_.size(); ++i) {
-    auto& [acknowledgements, sends] = queues_[i];
+    auto& [acknowledgements, sends, is_awaited] = queues_[i];
     const auto peer = static_cast<int>(i);
     bool written = false;
     while (!acknowledgements.empty() && write(peer, acknowledgements.front())) {
@@ -145,12 +146,17 @@ void Outbox::flush() {
       written = true;
     }
     while (!sends.empty() && write(peer, *sends.front())) {
+      any_ended |= is_awaited && sends.front()->done;
       sends.pop_front();
       written = true;
     }
+    is_awaited = !sends.empty();
     if (written) {
       segments_[peer].head().bell.ring();
     }
+  }
+  if (any_ended) {
+    segments_[rank_].head().bell.ring();
   }
 }
 

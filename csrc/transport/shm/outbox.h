@@ -63,7 +63,8 @@ class Outbox {
   /// `peer` has said that of what this rank sent as `id`.
   void acknowledged(int peer, Letter::Form what, uint32_t id);
 
-  /// Writes what there is room for, and rings for all that was written.
+  /// Writes what there is room for, and rings for all that was written; also
+  /// this rank's own bell, for who waits for what had to wait itself.
   void flush();
 
   /// Whether something waits for room.
@@ -84,6 +85,7 @@ class Outbox {
   struct Queue {
     std::deque<Acknowledgement> acknowledgements;
     std::deque<SendPtr> sends;
+    bool is_awaited = false; ///< who has sent them may sleep until they go
   };
 
   SendPtr queue(
