@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch.distributed as dist
 
@@ -45,6 +49,34 @@ def test_end_of_program(end: str) -> None:
         if not code:
             assert ended.stdout == "end\n"
             assert "terminate" not in ended.stderr and "Traceback" not in ended.stderr, ended.stderr
+
+
+AT_EXIT = """
+import atexit
+import torch
+import torch.distributed as dist
+
+def leave():
+    ranks = torch.tensor([1 << dist.get_rank()])
+    dist.all_reduce(ranks)
+    print(f"{ranks.item()}\\n", end="", flush=True)
+
+atexit.register(leave)
+dist.init_process_group("hvd")
+dist.barrier()
+"""
+
+
+def test_a_handler_from_before_the_group(tmp_path: Path) -> None:
+    """What a program has registered with atexit since it imported torch finds its group alive."""
+    script = tmp_path / "script.py"
+    script.write_text(AT_EXIT)
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ran = subprocess.run(
+        [sys.executable, "-m", *launcher, script], capture_output=True, text=True, timeout=60
+    )
+    assert (ran.returncode, ran.stdout) == (0, "3\n3\n"), ran.stderr
+    assert "Traceback" not in ran.stderr, ran.stderr
 
 
 def test_the_host_of_the_store_leaves_first() -> None:

@@ -1,7 +1,9 @@
 """Registration with c10d, of the backend "hvd" and of mpi://: what the entry points call."""
 
+import atexit
 import contextlib
 import os
+import sys
 import warnings
 from typing import Any
 
@@ -19,6 +21,17 @@ def _meet(url: str, **options: Any) -> Any:
     from torch_hvd import _rendezvous
 
     return _rendezvous.mpi(url, **options)
+
+
+@atexit.register
+def _end() -> None:
+    """Stop threads: a program may end without destroy_process_group.
+
+    What is registered first runs last. This is when torch is imported, so a program's own handlers
+    find its groups alive, also those from before it makes one.
+    """
+    if backend := sys.modules.get("torch_hvd._backend"):
+        backend.end()
 
 
 def _launched() -> None:

@@ -1,6 +1,5 @@
 """What `init_process_group("hvd")` and `new_group` call to make a backend."""
 
-import atexit
 import copy
 import logging
 import os
@@ -122,6 +121,8 @@ def _split(store: Store, ranks: list[int], rank: int, options: Any) -> Any:
 
 _C.set_splitter(_split)
 
-# A program may end without destroy_process_group; its threads must not.
-atexit.register(_trace.end)
-atexit.register(_C.shutdown_all)  # before that: the last registered runs first
+
+def end() -> None:
+    """Shut down all groups, when the program ends, and write what is left of what was recorded."""
+    _C.shutdown_all()
+    _trace.end()
