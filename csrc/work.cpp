@@ -27,12 +27,6 @@ void complete(
   }
 }
 
-/// "recv from rank 1"
-std::string describe(c10d::OpType type, int peer) {
-  return (type == c10d::OpType::SEND ? "send to " : "recv from ") +
-      (peer < 0 ? "any rank" : "rank " + std::to_string(peer));
-}
-
 std::string describe_failure(
     const std::string& call,
     int rank,
@@ -107,8 +101,10 @@ void WorkHVD::wait_for_future_and_rethrow() {
   }
 }
 
-bool WorkHVD::is_of_parent() {
-  return engine_->forked() && !Work::isCompleted();
+void WorkHVD::check_process() {
+  if (engine_->forked() && !Work::isCompleted()) {
+    engine_->check_usable(describe().c_str());
+  }
 }
 
 CollectiveWork::CollectiveWork(
@@ -151,18 +147,15 @@ c10::intrusive_ptr<CollectiveWork> CollectiveWork::submit(
 }
 
 bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
-  if (is_of_parent()) {
-    engine_->check_usable(
-        operation_->collectives[0].signature.describe().c_str());
-  }
+  check_process();
   if (timeout <= kNoTimeout) {
     engine_->drive_until_done(*operation_);
   } else if (!engine_->wait_until_done(*operation_, Clock::now() + timeout)) {
     C10_THROW_ERROR(
         DistBackendError,
         "hvd: timed out waiting " + std::to_string(timeout.count()) +
-            " ms for " + operation_->collectives[0].signature.describe() +
-            ", number " + std::to_string(seq_) + " of its process group");
+            " ms for " + describe() + ", number " + std::to_string(seq_) +
+            " of its process group");
   }
   wait_for_future_and_rethrow();
   return true;
@@ -170,6 +163,10 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
 
 uint64_t CollectiveWork::getSequencenumber() const {
   return seq_;
+}
+
+std::string CollectiveWork::describe() const {
+  return operation_->collectives[0].signature.describe();
 }
 
 bool JointWork::isCompleted() {
@@ -215,7 +212,7 @@ MessageWork::MessageWork(
   try {
     request_ = start(engine_->transport());
   } catch (const std::exception& e) {
-    const auto failure = describe_failure(describe(type, peer), rank_, e);
+    const auto failure = describe_failure(describe(), rank_, e);
     engine_->abort(failure);
     std::rethrow_exception(backend_error(failure));
   }
@@ -228,7 +225,7 @@ MessageWork::~MessageWork() {
     return;
   }
   // The transport drops a message whose request is gone.
-  const auto call = describe(type_, peer_);
+  const auto call = describe();
   auto keep = [engine = engine_.get(),
                request = std::shared_ptr<Request>(std::move(request_)),
                call,
@@ -251,6 +248,11 @@ MessageWork::~MessageWork() {
   }
 }
 
+std::string MessageWork::describe() const {
+  return (type_ == c10d::OpType::SEND ? "send to " : "recv from ") +
+      (peer_ < 0 ? "any rank" : "rank " + std::to_string(peer_));
+}
+
 void MessageWork::wait_until(
     Deadline deadline,
     const std::function<void()>& arrived) {
@@ -267,11 +269,9 @@ void MessageWork::wait_until(
       tensor_.copy_(buffer_);
     }
     engine_->message_done(
-        describe(type_, peer_),
-        static_cast<int64_t>(buffer_.nbytes()),
-        submitted_);
+        describe(), static_cast<int64_t>(buffer_.nbytes()), submitted_);
   } catch (const std::exception& e) {
-    failure = describe_failure(describe(type_, peer_), rank_, e);
+    failure = describe_failure(describe(), rank_, e);
   }
   arrived();
   const auto continuation =
@@ -286,9 +286,7 @@ void MessageWork::wait_until(
 }
 
 bool MessageWork::wait(std::chrono::milliseconds timeout) {
-  if (is_of_parent()) {
-    engine_->check_usable(describe(type_, peer_).c_str());
-  }
+  check_process();
   {
     const auto call = engine_->waiting();
     wait_until(
@@ -310,7 +308,7 @@ void MessageWork::wait_apart() {
     auto self = c10::intrusive_ptr<MessageWork>::reclaim_copy(this);
     try {
       engine_->run_apart(
-          describe(type_, peer_), [self = std::move(self)](const auto& over) {
+          describe(), [self = std::move(self)](const auto& over) {
             self->wait_until(Clock::now() + self->timeout_, over);
           });
     } catch (const c10::Error&) { // the group is closed
@@ -342,7 +340,7 @@ int MessageWork::sourceRank() const {
   TORCH_CHECK(
       type_ != c10d::OpType::SEND,
       "hvd: the source rank of ",
-      describe(type_, peer_),
+      describe(),
       "; only what is received has one");
   return request_->source();
 }

@@ -37,9 +37,12 @@ class WorkHVD : public c10d::Work {
   /// Returns when the future, if any, is complete too; throws the work's error.
   void wait_for_future_and_rethrow();
 
-  /// Whether this is a child that was forked off while the work was under way.
-  /// To wait here would take messages from the parent.
-  bool is_of_parent();
+  /// What is under way, for errors.
+  virtual std::string describe() const = 0;
+
+  /// Throws in a child that was forked off while the work was under way: to
+  /// wait there would take messages from the parent.
+  void check_process();
 
   const std::shared_ptr<Engine> engine_;
 
@@ -75,6 +78,8 @@ class CollectiveWork final : public WorkHVD {
   uint64_t getSequencenumber() const override;
 
  private:
+  std::string describe() const override;
+
   const std::shared_ptr<Operation> operation_;
   uint64_t seq_ = 0; ///< of the first collective
 };
@@ -121,6 +126,8 @@ class MessageWork final : public WorkHVD {
   int sourceRank() const override;
 
  private:
+  /// "recv from rank 1"
+  std::string describe() const override;
   /// `arrived`: called before the work is done.
   void wait_until(Deadline deadline, const std::function<void()>& arrived);
   void wait_apart();

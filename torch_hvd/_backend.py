@@ -124,5 +124,7 @@ _C.set_splitter(_split)
 
 def end() -> None:
     """Shut down all groups, when the program ends, and write what is left of what was recorded."""
-    _C.shutdown_all()
-    _trace.end()
+    try:
+        _C.shutdown_all()
+    finally:
+        _trace.end()

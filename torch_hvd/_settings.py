@@ -251,7 +251,7 @@ def stats_edges(environ: Mapping[str, str]) -> list[float]:
     return edges
 
 
-_LONGEST = timedelta(days=36500)  # of clocks that count nanoseconds in 64 bits about a third
+_LONGEST = timedelta(days=36500)  # a third of what 64 bits of nanoseconds hold
 
 
 def check_timeout(timeout: timedelta) -> None:

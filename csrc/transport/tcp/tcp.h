@@ -94,7 +94,9 @@ class TcpTransport final : public MatchingTransport {
   std::vector<Peer> peers_; ///< by rank
   tcp::Mailbox mailbox_;
   tcp::Connection::Buffer buffer_;
-  bool driving_ = false; ///< a thread waits for the sockets
+  /// A thread waits for the sockets. What others do meanwhile that may end a
+  /// request must wake it.
+  bool driving_ = false;
   Clock::time_point last_look_; ///< at them
   std::condition_variable driven_; ///< for the others that wait
   bool resting_ = false; ///< the thread has nothing to do
