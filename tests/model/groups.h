@@ -1,0 +1,23 @@
+#pragma once
+
+#include "transport/transport.h"
+
+#include <memory>
+#include <vector>
+
+namespace hvd::model {
+
+/// The transport of each rank, all in this process.
+using Group = std::vector<std::unique_ptr<Transport>>;
+
+/// Files for the segments of so many ranks, of the right length and all zeros.
+/// Who asks closes them.
+std::vector<int> segment_files(int size);
+
+/// Ranks that share memory. `attach`: they read each other's.
+Group share_memory(int size, bool attach);
+
+/// Ranks that are connected by sockets, as over TCP.
+Group connect(int size);
+
+} // namespace hvd::model
