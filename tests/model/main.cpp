@@ -107,6 +107,7 @@ void run_seeds(
 void run_message_seeds(const Options& options) {
   test_bell();
   test_ring();
+  test_outbox();
   test_memory_of_who_gave_up();
   test_messages_that_stay_where_they_are();
   test_room_for_the_message_that_is_waited_for();

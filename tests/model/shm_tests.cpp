@@ -1,9 +1,14 @@
 #include "shm_tests.h"
 
+#include "groups.h"
+#include "messages.h"
 #include "random.h"
 #include "require.h"
 #include "transport/shm/arena.h"
+#include "transport/shm/outbox.h"
 #include "transport/shm/segment.h"
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -112,6 +117,27 @@ void test_ring() {
   }
   writer.join();
   REQUIRE(ring->front() == nullptr);
+}
+
+void test_outbox() {
+  std::vector<shm::Segment> segments;
+  for (const int file : segment_files(2)) {
+    segments.emplace_back(file, 2).initialise(2);
+    close(file); // it is mapped
+  }
+  shm::Outbox outbox(0, segments, {true, true}, /*segments_under_way=*/4);
+  const auto& bell = segments[0].head().bell;
+  shm::SendPtr send;
+  while (!outbox.is_waiting()) {
+    const auto sends = outbox.send({}, message(0, 0, 1), {1});
+    REQUIRE(sends.size() == 1 && (!send || send->done));
+    send = sends[0];
+    outbox.flush();
+  }
+  REQUIRE(!send->done && bell.strikes() == 0);
+  segments[1].ring_from(0).pop(); // the receiver makes room, and says nothing
+  outbox.flush();
+  REQUIRE(send->done && bell.strikes() == 1);
 }
 
 } // namespace hvd::model

@@ -15,4 +15,8 @@ void test_bell();
 /// shm::Ring: every letter once, in order, whole.
 void test_ring();
 
+/// shm::Outbox rings this rank's own bell when a message leaves that has had to
+/// wait for room, and for no other.
+void test_outbox();
+
 } // namespace hvd::model
