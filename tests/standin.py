@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch_hvd import _backend, _nccl
 
 NAME = "standin"
+NCCL_ID = "0"  # the key under which NCCL's rank 0 tells the others how to reach it
 
 _made: dict[str, Any] = {}  # by the name of the group
 
@@ -26,6 +27,7 @@ def backend_of(group: dist.ProcessGroup) -> Any:
 
 
 def _make(opts: Any, store: dist.Store) -> Any:
+    assert not store.check([NCCL_ID]), "NCCL's rank 1 would take it for its rank 0's word"
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._timeout = opts.timeout

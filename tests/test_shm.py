@@ -38,7 +38,7 @@ class Visited(dist.HashStore):
         self.visits: list[socket.socket] = []
 
     def set(self, key: str, value: str) -> None:
-        if key.startswith("offers/"):
+        if key.startswith("said/offers/"):
             _, (name, *_) = json.loads(value)
             # Who looks for it finds it here.
             assert f"@{name}" in Path("/proc/net/unix").read_text().split()

@@ -64,7 +64,7 @@ class Visited(dist.HashStore):
         self.visits: list[socket.socket] = []
 
     def set(self, key: str, value: str) -> None:
-        if key == "listens/0":
+        if key == "said/listens/0":
             host, port, _ = json.loads(value)
             for greeting in self._greetings:
                 self.visits.append(socket.create_connection((host, port)))
@@ -93,7 +93,7 @@ def is_closed(connection: socket.socket) -> bool:
 def test_a_rank_that_does_not_come() -> None:
     """It has said where it listens, and no more."""
     store = dist.HashStore()
-    store.set("listens/2", json.dumps(["127.0.0.1", 1, "00" * 16]))
+    store.set("said/listens/2", json.dumps(["127.0.0.1", 1, "00" * 16]))
 
     def connect(rank: int) -> str:
         with pytest.raises(RuntimeError) as caught:

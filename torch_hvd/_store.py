@@ -12,7 +12,13 @@ class Unavailable(Exception):
 
 def say(store: Store, topic: str, rank: int, mine: Any) -> None:
     """Leave `mine`, anything that JSON can hold, for the `exchange` of the other ranks."""
-    store.set(f"{topic}/{rank}", json.dumps(mine))
+    store.set(_key(topic, rank), json.dumps(mine))
+
+
+def _key(topic: str, rank: int) -> str:
+    # In a place of their own: what a backend keeps in a PrefixStore of the topic's name is not
+    # theirs. NCCL's rank 0 leaves its id at "0".
+    return f"said/{topic}/{rank}"
 
 
 def exchange(store: Store, topic: str, rank: int, size: int, mine: Any) -> list[Any]:
@@ -22,7 +28,7 @@ def exchange(store: Store, topic: str, rank: int, size: int, mine: Any) -> list[
         DistStoreError: a rank did not come before the store's timeout.
     """
     say(store, topic, rank, mine)
-    return [json.loads(text) for text in store.multi_get([f"{topic}/{n}" for n in range(size)])]
+    return [json.loads(text) for text in store.multi_get([_key(topic, n) for n in range(size)])]
 
 
 def agree(store: Store, topic: str, rank: int, size: int, mine: Any) -> list[Any]:
