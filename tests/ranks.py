@@ -80,8 +80,9 @@ class RankPool:
 
     With `backend` "" they join nothing; the function does, on `bare_store()`. Then a rank that is
     lost is replaced by a new one, and the others live on. `env` is set in every rank before
-    anything reads it. `hosts` has the name of the host that each takes itself to be on. Use from
-    one thread, but for `kill`; `close` when done.
+    anything reads it. `hosts` has the name of the host that each takes itself to be on. `setup`
+    runs in every rank that starts, once it has joined. Use from one thread, but for `kill`; `close`
+    when done.
     """
 
     def __init__(
@@ -91,12 +92,14 @@ class RankPool:
         env: Mapping[str, str] | None = None,
         timeout: timedelta = GROUP_TIMEOUT,
         hosts: Sequence[str] | None = None,
+        setup: Callable[[], None] | None = None,
     ) -> None:
         self.size = size
         self.backend = backend
         self.env = dict(env or {})
         self.hosts = hosts
         self.timeout = timeout
+        self.setup = setup
         self._ranks: list[_Rank] = []
         self._generation = next(_generations)
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
@@ -181,6 +184,7 @@ class RankPool:
             self.timeout,
             self._store.port,
             f"pool{self._generation}",
+            self.setup,
         )
         env = self.env | ({"HVD_HOST_ID": self.hosts[number]} if self.hosts else {})
         process = _processes.Process(target=_serve, args=(place, env, str(log), theirs))
@@ -252,7 +256,7 @@ class RankPool:
 
 
 def _serve(
-    place: tuple[int, int, str, timedelta, int, str],
+    place: tuple[int, int, str, timedelta, int, str, Callable[[], None] | None],
     env: dict[str, str],
     log: str,
     connection: Connection,
@@ -280,7 +284,15 @@ def _serve(
             return
 
 
-def _join(rank: int, size: int, backend: str, timeout: timedelta, port: int, prefix: str) -> None:
+def _join(
+    rank: int,
+    size: int,
+    backend: str,
+    timeout: timedelta,
+    port: int,
+    prefix: str,
+    setup: Callable[[], None] | None,
+) -> None:
     torch.set_num_threads(1)
     dist.set_debug_level_from_env()
     store = dist.PrefixStore(prefix, dist.TCPStore("127.0.0.1", port, is_master=False))
@@ -291,6 +303,8 @@ def _join(rank: int, size: int, backend: str, timeout: timedelta, port: int, pre
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     else:
         _bare_stores.append(store)
+    if setup:
+        setup()
 
 
 _bare_stores: list[dist.Store] = []

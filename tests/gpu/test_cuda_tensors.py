@@ -45,8 +45,7 @@ def pool(request: pytest.FixtureRequest, gpu: torch.device) -> Iterator[RankPool
     HVD_LIBMPI may name one of MPICH that is.
     """
     env = {"HVD_TRANSPORT": request.param, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
-    with RankPool(2, "hvd", env) as ranks:
-        ranks.run(_use_gpu)
+    with RankPool(2, "hvd", env, setup=_use_gpu) as ranks:
         yield ranks
 
 
