@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import torch_hvd
 from calls import check_group, cpu_backend
 from footprint import shared_names
 from launch import launch
@@ -433,6 +434,26 @@ def long_message(count: int) -> None:
             receive(got)
             assert torch.equal(got, torch.arange(count, dtype=torch.int64))
             del got
+
+
+def _meet_elsewhere(rounds: int) -> None:
+    store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    os.environ["HVD_HOST_ID"] = f"host{rank}"
+    group = dist.new_group(pg_options=torch_hvd.Options(compression="fp16"))
+    tensor = torch.ones(9_000_001)
+    for number in range(rounds):
+        print(f"round {number}")
+        dist.all_reduce(tensor, dist.ReduceOp.AVG, group=group)
+        store.set(f"met/{number}/{rank}", "")
+        store.get(f"met/{number}/{1 - rank}")
+    assert bool((tensor == 1).all())
+
+
+@needs_mpich
+def test_who_has_received_owes_nothing() -> None:
+    """One that waits for its send does not wait for the other's next call of MPI."""
+    with RankPool(2, "hvd", OVER_MPI) as ranks:
+        ranks.run(_meet_elsewhere, 60)
 
 
 @pytest.mark.slow

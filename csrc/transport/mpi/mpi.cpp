@@ -33,8 +33,14 @@ constexpr std::chrono::milliseconds kSeldom{1};
 constexpr std::chrono::milliseconds kAway{100};
 constexpr int kManyLooks = 100;
 
+// Of the keeper, each time.
+constexpr int kLooks = 10;
+
 // Between two looks at messages that nobody waits for.
 constexpr std::chrono::microseconds kAttention{100};
+
+// For how long a group that ends asks for what MPI has put off.
+constexpr std::chrono::milliseconds kFarewell{5};
 
 template <typename Field>
 std::vector<int> column(
@@ -103,7 +109,15 @@ MpiTransport::MpiTransport(
       max_tag_(users_->max_tag()),
       lane_tags_((own_->max_tag() - kFirstLaneTag + 1) / kPlaces),
       spin_(ranks_per_core <= 1 ? kSpin : kSpin.zero()),
-      attendant_([this](Deadline until) { attend(until); }) {}
+      attendant_([this](Deadline until) { attend(until); }) {
+  if (size() > 1 && World::instance().place()->any_threads) {
+    keeper_.emplace([this] {
+      for (int looks = kLooks; looks > 0; --looks) {
+        look_after();
+      }
+    });
+  }
+}
 
 MpiTransport::~MpiTransport() {
   const bool usable = World::instance().is_usable();
@@ -117,7 +131,11 @@ MpiTransport::~MpiTransport() {
       cancel(pending);
     }
   }
-  attendant_.reset(); // it uses the communicators
+  if (keeper_ && usable && !aborted_) {
+    attend(Clock::now() + kFarewell);
+  }
+  keeper_.reset(); // they use the communicators
+  attendant_.reset();
   if (!usable || aborted_) {
     return; // others may still use them, so their ids stay taken
   }
@@ -147,6 +165,9 @@ RequestPtr MpiTransport::start(
   check_open();
   if (!sends.empty()) {
     check_meanwhile(unseen);
+  }
+  if (keeper_) {
+    keeper_->note();
   }
   auto pending = std::make_shared<Pending>(own_->messages());
   auto request = std::make_unique<MpiRequest>(*this, pending);
@@ -312,17 +333,21 @@ void MpiTransport::cancel(const std::shared_ptr<Pending>& pending) {
 
 void MpiTransport::attend(Deadline until) {
   for (; Clock::now() < until; std::this_thread::sleep_for(kAttention)) {
-    const auto held = World::instance().hold();
-    if (aborted_ || !World::instance().is_usable()) {
-      continue;
-    }
-    try {
-      own_->probe(kAbortTag);
-      std::lock_guard<std::mutex> lock(mutex_);
-      dropped_.remove_if([](const auto& pending) { return pending->test(); });
-    } catch (const TransportError&) {
-      // Whoever waits for a message finds out.
-    }
+    look_after();
+  }
+}
+
+void MpiTransport::look_after() noexcept {
+  const auto held = World::instance().hold();
+  if (aborted_ || !World::instance().is_usable()) {
+    return;
+  }
+  try {
+    own_->probe(kAbortTag);
+    std::lock_guard<std::mutex> lock(mutex_);
+    dropped_.remove_if([](const auto& pending) { return pending->test(); });
+  } catch (const TransportError&) {
+    // Whoever waits for a message finds out.
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include "transport/attendant.h"
 #include "transport/mpi/calls.h"
+#include "transport/mpi/keeper.h"
 #include "transport/mpi/world.h"
 #include "transport/shm/peers.h"
 #include "transport/transport.h"
@@ -17,7 +18,8 @@ namespace hvd {
 ///
 /// MPI has no thread: messages move while somebody asks for theirs. Whoever
 /// waits asks with longer and longer pauses, so waiting ends in time and burns
-/// no core. A message of the user's that nobody waits for has an attendant.
+/// no core. A message of the user's that nobody waits for has an attendant, and
+/// what MPI puts off until it is called again a keeper.
 ///
 /// Nothing makes MPI take a message back that is on its way to a rank that is
 /// gone. Its buffers are kept then until the process ends.
@@ -112,6 +114,8 @@ class MpiTransport final : public Transport {
   /// Of a request that is gone: for what was not waited for.
   void drop(std::shared_ptr<Pending> pending) noexcept;
   void cancel(const std::shared_ptr<Pending>& pending);
+  /// Asks for what nobody waits for.
+  void look_after() noexcept;
 
   const bool cuda_aware_;
   const shm::Peers peers_;
@@ -127,6 +131,7 @@ class MpiTransport final : public Transport {
   std::mutex mutex_; ///< guards `dropped_`
   std::list<std::shared_ptr<Pending>> dropped_; ///< the user's, under way
   std::optional<Attendant> attendant_; ///< uses all above
+  std::optional<mpi::Keeper> keeper_; ///< likewise
 };
 
 } // namespace hvd

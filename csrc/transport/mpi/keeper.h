@@ -1,0 +1,42 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+namespace hvd::mpi {
+
+/// A thread that asks MPI now and then, when nobody else does. Who has received
+/// a message may still owe its sender a word, and some libraries (MPICH, where
+/// much is under way) keep that word until they are called again: the sender
+/// would wait for as long as this rank is busy with something else.
+///
+/// Threads: every member may be called from any thread.
+class Keeper {
+ public:
+  /// `ask`: called on the thread; must not throw.
+  explicit Keeper(std::function<void()> ask);
+  Keeper(const Keeper&) = delete;
+  Keeper& operator=(const Keeper&) = delete;
+  ~Keeper();
+
+  /// Somebody begins something, and asks for it: what comes after that is soon
+  /// looked for.
+  void note() {
+    noted_.store(true, std::memory_order_relaxed);
+  }
+
+ private:
+  void run();
+
+  const std::function<void()> ask_;
+  std::atomic<bool> noted_{false};
+  std::mutex mutex_; ///< guards `closing_`
+  std::condition_variable changed_;
+  bool closing_ = false;
+  std::thread thread_; ///< uses all above
+};
+
+} // namespace hvd::mpi
