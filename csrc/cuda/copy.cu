@@ -12,10 +12,10 @@ template <typename Copies>
 __global__ void __launch_bounds__(kThreads)
     copy_bytes(const __grid_constant__ Copies copies) {
   Warp warp;
-  for (uint32_t i = first_tile(); i < copies.tiles; i += tile_stride()) {
-    const int entry = copies.find(i);
-    copy_tile(warp, copies.entries[entry], i - copies.first_tiles[entry]);
-  }
+  each_tile(copies, [&](const auto& copy, uint32_t i, auto find_next) {
+    find_next();
+    copy_tile(warp, copy, i);
+  });
 }
 
 } // namespace

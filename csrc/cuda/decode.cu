@@ -14,15 +14,11 @@ __global__ void __launch_bounds__(kThreads) decode_pieces(
     Number number,
     int shift) {
   Warp warp;
-  for (uint32_t i = first_tile(); i < pieces.tiles; i += tile_stride()) {
-    const int entry = pieces.find(i);
-    const Tile tile = tile_of<Element::kBits>(
-        pieces.entries[entry],
-        i - pieces.first_tiles[entry],
-        bytes_of(number),
-        shift);
-    decode_tile<Element>(warp, tile, number);
-  }
+  each_tile(pieces, [&](const auto& piece, uint32_t i, auto find_next) {
+    const Tile tile =
+        tile_of<Element::kBits>(piece, i, bytes_of(number), shift);
+    decode_tile<Element>(warp, tile, number, find_next);
+  });
 }
 
 } // namespace

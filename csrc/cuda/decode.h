@@ -16,11 +16,10 @@ struct Codes {
   typename Team::template PerLane<uint32_t> scales;
 };
 
-/// Whether all of a whole tile's codes can be loaded at once.
+/// Whether all codes of the tile, if it is whole, can be loaded at once.
 template <typename Element>
-HVD_HOST_DEVICE bool can_load_at_once(const Tile& tile) {
-  return tile.is_whole() &&
-      is_aligned(tile.values, sizeof(typename Fours<Element>::Codes)) &&
+HVD_HOST_DEVICE bool has_aligned_codes(const Tile& tile) {
+  return is_aligned(tile.values, sizeof(typename Fours<Element>::Codes)) &&
       (kIsCast<Element> || is_aligned(tile.scales, 2));
 }
 
@@ -51,7 +50,7 @@ HVD_HOST_DEVICE void load_tile(
     Team& team,
     const Tile& tile,
     Codes<Element, Team>& codes) {
-  if (can_load_at_once<Element>(tile)) {
+  if (tile.is_whole() && has_aligned_codes<Element>(tile)) {
     load_aligned_tile(team, tile, codes);
     return;
   }
@@ -117,11 +116,17 @@ HVD_HOST_DEVICE Four decode_at(const Tile& tile, int place) {
   }
 }
 
-/// Tile of a piece to its numbers.
-template <typename Element, typename Team>
-HVD_HOST_DEVICE void decode_tile(Team& team, const Tile& tile, Number number) {
+/// Tile of a piece to its numbers. `meanwhile()`: what can be done while the
+/// codes are on their way.
+template <typename Element, typename Team, typename Meanwhile>
+HVD_HOST_DEVICE void decode_tile(
+    Team& team,
+    const Tile& tile,
+    Number number,
+    Meanwhile meanwhile) {
   Codes<Element, Team> codes;
   load_tile(team, tile, codes);
+  meanwhile();
   typename Team::template PerLane<bool> unusual;
   team.each([&](int lane) { unusual[lane] = is_unusual(codes, lane); });
   if (team.any(unusual)) {

@@ -13,11 +13,14 @@ __global__ void __launch_bounds__(kThreads) sum_messages(
     const DeviceKernels::Piece sum,
     int shift) {
   Warp warp;
-  const auto tiles = static_cast<uint32_t>(tiles_of(sum.count));
-  for (uint32_t i = first_tile(); i < tiles; i += tile_stride()) {
-    const Tile tile = tile_of<Element::kBits>(sum, i, 0, shift);
-    sum_tile<Element>(warp, sources.entries, sources.size, tile, i);
-  }
+  sum_tiles<Element>(
+      warp,
+      sources.entries,
+      sources.size,
+      sum,
+      shift,
+      first_tile(),
+      tile_stride());
 }
 
 } // namespace

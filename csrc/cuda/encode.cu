@@ -15,15 +15,11 @@ __global__ void __launch_bounds__(kThreads) encode_pieces(
     float factor,
     int shift) {
   Warp warp;
-  for (uint32_t i = first_tile(); i < pieces.tiles; i += tile_stride()) {
-    const int entry = pieces.find(i);
-    const Tile tile = tile_of<Element::kBits>(
-        pieces.entries[entry],
-        i - pieces.first_tiles[entry],
-        bytes_of(number),
-        shift);
-    encode_tile<Element>(warp, tile, number, factor);
-  }
+  each_tile(pieces, [&](const auto& piece, uint32_t i, auto find_next) {
+    const Tile tile =
+        tile_of<Element::kBits>(piece, i, bytes_of(number), shift);
+    encode_tile<Element>(warp, tile, number, factor, find_next);
+  });
 }
 
 } // namespace

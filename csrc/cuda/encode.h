@@ -178,15 +178,18 @@ HVD_HOST_DEVICE void encode_values(
   }
 }
 
-/// factor * the tile's numbers, plus its residual, encoded.
-template <typename Element, typename Team>
+/// factor * the tile's numbers, plus its residual, encoded. `meanwhile()`: what
+/// can be done while the numbers are on their way.
+template <typename Element, typename Team, typename Meanwhile>
 HVD_HOST_DEVICE void encode_tile(
     Team& team,
     const Tile& tile,
     Number number,
-    float factor) {
+    float factor,
+    Meanwhile meanwhile) {
   Values<Team> values;
   load_numbers(team, tile, number, values);
+  meanwhile();
   team.each([&](int lane) {
     HVD_UNROLL
     for (int row = 0; row < kRows; ++row) {

@@ -33,6 +33,20 @@ __device__ __forceinline__ uint32_t tile_stride() {
   return gridDim.x * kWarps;
 }
 
+/// Calls `on_tile(entry, tile, find_next)` for each tile of a list that is this
+/// warp's, which has to call find_next() once, best while it waits for memory:
+/// to find the entry of the next tile takes as long as a load.
+template <typename Entries, typename OnTile>
+__device__ __forceinline__ void each_tile(const Entries& list, OnTile on_tile) {
+  int next = list.find(first_tile());
+  for (uint32_t i = first_tile(); i < list.tiles; i += tile_stride()) {
+    const int entry = next;
+    on_tile(list.entries[entry], i - list.first_tiles[entry], [&] {
+      next = list.find(i + tile_stride());
+    });
+  }
+}
+
 inline void check(cudaError_t error, const char* call) {
   if (error != cudaSuccess) {
     throw std::runtime_error(

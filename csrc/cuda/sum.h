@@ -1,7 +1,8 @@
 #pragma once
 
 // The owner's stage of an all_reduce, a tile at a time: messages are decoded,
-// summed in their order and encoded again, all in registers.
+// summed in their order and encoded again, all in registers. While a tile is
+// encoded the first message of the next is on its way.
 
 #include "codec/fours.h"
 #include "cuda/decode.h"
@@ -73,35 +74,43 @@ HVD_HOST_DEVICE Four sum_at(
   return sum;
 }
 
-/// The sums of a whole tile. While one message is decoded the next is on its
-/// way. False if they have to be found in another way.
-template <typename Element, typename Team>
+/// Whether whole tiles of all messages can be loaded at once; at their first.
+template <typename Element>
+HVD_HOST_DEVICE bool can_load_all(
+    const DeviceKernels::Source* sources,
+    int size,
+    const Tile& tile) {
+  bool can = true;
+  HVD_NO_UNROLL
+  for (int i = 0; i < size; ++i) {
+    can &= has_aligned_codes<Element>(tile_in<Element>(sources[i], tile, 0));
+  }
+  return can;
+}
+
+/// The sums of a whole tile, whose first message is in `next`. While one
+/// message is decoded the next is on its way, with the last what `load_after`
+/// begins to load. False if they have to be found in another way.
+template <typename Element, typename Team, typename LoadAfter>
 HVD_HOST_DEVICE bool sum_usual(
     Team& team,
     const DeviceKernels::Source* sources,
     int size,
     const Tile& tile,
     int64_t index,
+    Codes<Element, Team>& next,
+    LoadAfter load_after,
     Values<Team>& sums) {
-  Codes<Element, Team> next;
-  const auto load_next = [&](int i) {
-    const Tile from = tile_in<Element>(sources[i], tile, index);
-    const bool can = can_load_at_once<Element>(from);
-    if (can) {
-      load_aligned_tile(team, from, next);
-    }
-    return can;
-  };
   typename Team::template PerLane<bool> unusual;
   team.each([&](int lane) { unusual[lane] = false; });
-  if (!load_next(0)) {
-    return false;
-  }
   HVD_NO_UNROLL
   for (int i = 0; i < size; ++i) {
     const Codes<Element, Team> codes = next;
-    if (i + 1 < size && !load_next(i + 1)) {
-      return false;
+    if (i + 1 < size) {
+      load_aligned_tile(
+          team, tile_in<Element>(sources[i + 1], tile, index), next);
+    } else {
+      load_after();
     }
     team.each([&](int lane) { unusual[lane] |= is_unusual(codes, lane); });
     add(team, codes, tile.shift, i == 0, sums);
@@ -109,27 +118,48 @@ HVD_HOST_DEVICE bool sum_usual(
   return !team.any(unusual);
 }
 
-/// Tile `index` of the sum of `size` messages, plus the residual of `tile`, to
-/// its codes.
+/// The sum of `size` messages, plus its residual, to its codes: tiles `first`,
+/// `first` + `stride` and so on.
 template <typename Element, typename Team>
-HVD_HOST_DEVICE void sum_tile(
+HVD_HOST_DEVICE void sum_tiles(
     Team& team,
     const DeviceKernels::Source* sources,
     int size,
-    const Tile& tile,
-    int64_t index) {
-  const auto sum_again = [&](int lane, int row) {
-    const int place = Tile::place(lane, row);
-    const Four sum = sum_at<Element>(sources, size, tile, index, place);
-    return tile.residual == nullptr ? sum : plus(sum, residual_at(tile, place));
+    const DeviceKernels::Piece& sum,
+    int shift,
+    uint32_t first,
+    uint32_t stride) {
+  const auto tile_at = [&](uint32_t index) {
+    return tile_of<Element::kBits>(sum, index, 0, shift);
   };
-  Values<Team> sums;
-  if (tile.is_whole() &&
-      sum_usual<Element>(team, sources, size, tile, index, sums)) {
-    add_residual(team, tile, sums);
-    encode_values<Element>(team, tile, sums, sum_again);
-  } else {
-    encode_again<Element>(team, tile, sum_again);
+  const auto tiles = static_cast<uint32_t>(tiles_of(sum.count));
+  const bool can_load = can_load_all<Element>(sources, size, tile_at(0));
+  Codes<Element, Team> next;
+  const auto load_first = [&](uint32_t index) {
+    if (index < tiles && can_load && tile_at(index).is_whole()) {
+      load_aligned_tile(
+          team, tile_in<Element>(sources[0], tile_at(index), index), next);
+    }
+  };
+  load_first(first);
+  for (uint32_t index = first; index < tiles; index += stride) {
+    const Tile tile = tile_at(index);
+    const auto sum_again = [&](int lane, int row) {
+      const int place = Tile::place(lane, row);
+      const Four four = sum_at<Element>(sources, size, tile, index, place);
+      return tile.residual == nullptr ? four
+                                      : plus(four, residual_at(tile, place));
+    };
+    const auto load_after = [&] { load_first(index + stride); };
+    Values<Team> sums;
+    if (can_load && tile.is_whole() &&
+        sum_usual<Element>(
+            team, sources, size, tile, index, next, load_after, sums)) {
+      add_residual(team, tile, sums);
+      encode_values<Element>(team, tile, sums, sum_again);
+    } else {
+      encode_again<Element>(team, tile, sum_again);
+    }
   }
 }
 

@@ -92,6 +92,8 @@ def test_reducing(pool: RankPool, check: verbs.Check, dtype: torch.dtype, op: st
 @pytest.mark.parametrize("check", verbs.MOVING, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint8], ids=rows.name)
 def test_moving(pool: RankPool, check: verbs.Check, dtype: torch.dtype) -> None:
+    if pool.env["HVD_TRANSPORT"] == "auto" and check is verbs.all_gather_views:
+        pytest.skip("NCCL's group refuses views that are not contiguous")
     pool.run(_contract, check.__name__, dtype, "SUM")
 
 

@@ -193,7 +193,7 @@ void test_encode(Codec codec, int shift, Number number, bool residuals) {
         Lockstep team;
         const Tile tile =
             tile_of<Element::kBits>(piece, index, bytes_of(number), shift);
-        encode_tile<Element>(team, tile, number, factor);
+        encode_tile<Element>(team, tile, number, factor, [] {});
       });
   for (auto& one : cases) {
     const Parts expected =
@@ -238,7 +238,7 @@ void test_decode(Codec codec, int shift, Number number, bool garbage) {
         Lockstep team;
         const Tile tile =
             tile_of<Element::kBits>(piece, index, bytes_of(number), shift);
-        decode_tile<Element>(team, tile, number);
+        decode_tile<Element>(team, tile, number, [] {});
       });
   for (auto& one : cases) {
     if (one.numbers_at.bytes() !=
@@ -280,11 +280,17 @@ void test_sum(Codec codec, int shift, int64_t size, bool aligned) {
       scales.data(),
       residual.empty() ? nullptr : rest,
       kCount};
-  for (int64_t index = 0; index < tiles_of(kCount); ++index) {
+  constexpr uint32_t kTeams = 2;
+  for (uint32_t first = 0; first < kTeams; ++first) {
     Lockstep team;
-    const Tile tile = tile_of<Element::kBits>(sum, index, 0, shift);
-    sum_tile<Element>(
-        team, sources.data(), static_cast<int>(size), tile, index);
+    sum_tiles<Element>(
+        team,
+        sources.data(),
+        static_cast<int>(size),
+        sum,
+        shift,
+        first,
+        kTeams);
   }
   const Parts expected =
       reference.decode_sum_encode(messages, kCount, residual);

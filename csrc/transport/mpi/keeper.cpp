@@ -1,16 +1,14 @@
 #include "transport/mpi/keeper.h"
 
-#include <algorithm>
 #include <chrono>
 
 namespace hvd::mpi {
 
 namespace {
 
-// Between two questions: soon after somebody else has asked, then more and more
-// seldom, for what is left is mostly over with the first.
-constexpr std::chrono::microseconds kShortest{1000};
-constexpr std::chrono::microseconds kLongest{10'000};
+// From one question to the next. Shorter than most waits for what it is for,
+// longer than what a rank does between two questions of its own.
+constexpr std::chrono::milliseconds kPause{5};
 
 } // namespace
 
@@ -27,14 +25,13 @@ Keeper::~Keeper() {
 }
 
 void Keeper::run() {
-  auto pause = kLongest;
   std::unique_lock<std::mutex> lock(mutex_);
-  while (!changed_.wait_for(lock, pause, [&] { return closing_; })) {
-    pause = noted_.exchange(false) ? kShortest
-                                   : std::min(pause + pause / 4, kLongest);
-    lock.unlock();
-    ask_();
-    lock.lock();
+  while (!changed_.wait_for(lock, kPause, [&] { return closing_; })) {
+    if (!noted_.exchange(false)) {
+      lock.unlock();
+      ask_();
+      lock.lock();
+    }
   }
 }
 

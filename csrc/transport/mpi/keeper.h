@@ -22,8 +22,7 @@ class Keeper {
   Keeper& operator=(const Keeper&) = delete;
   ~Keeper();
 
-  /// Somebody begins something, and asks for it: what comes after that is soon
-  /// looked for.
+  /// Somebody else asks now.
   void note() {
     noted_.store(true, std::memory_order_relaxed);
   }

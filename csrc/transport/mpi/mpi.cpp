@@ -166,9 +166,6 @@ RequestPtr MpiTransport::start(
   if (!sends.empty()) {
     check_meanwhile(unseen);
   }
-  if (keeper_) {
-    keeper_->note();
-  }
   auto pending = std::make_shared<Pending>(own_->messages());
   auto request = std::make_unique<MpiRequest>(*this, pending);
   // In this order: MPI copies what has come when a receive is posted.
@@ -261,6 +258,9 @@ void MpiTransport::wait(Pending& pending, Deadline deadline) {
   auto next_look = Clock::now() + kLook;
   for (std::optional<mpi::Backoff> backoff(spin_);; backoff->rest()) {
     check_not_aborted();
+    if (keeper_) {
+      keeper_->note();
+    }
     const auto done_before = pending.done();
     if (pending.test()) {
       return;
