@@ -208,6 +208,7 @@ void Engine::shutdown() noexcept {
   }
   stopped_.notify_all();
   join_all(std::move(threads));
+  transport_->leave();
   if (device_) {
     device_->shutdown();
   }

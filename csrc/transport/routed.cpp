@@ -142,4 +142,11 @@ void RoutedTransport::abort() noexcept {
   far_->abort();
 }
 
+void RoutedTransport::leave() noexcept {
+  if (near_) {
+    near_->leave();
+  }
+  far_->leave();
+}
+
 } // namespace hvd

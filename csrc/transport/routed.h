@@ -52,6 +52,7 @@ class RoutedTransport final : public Transport {
     return far_->max_tag();
   }
   void abort() noexcept override;
+  void leave() noexcept override;
 
  private:
   class RoutedRequest;

@@ -205,6 +205,10 @@ class Transport {
   /// on the peers. Idempotent.
   virtual void abort() noexcept = 0;
 
+  /// No verb comes after it, in this group: ends what goes on without one.
+  /// Idempotent.
+  virtual void leave() noexcept {}
+
  protected:
   std::atomic<uint64_t> sent_bytes_{0};
 

@@ -16,12 +16,18 @@ Keeper::Keeper(std::function<void()> ask)
     : ask_(std::move(ask)), thread_([this] { run(); }) {}
 
 Keeper::~Keeper() {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    closing_ = true;
-  }
-  changed_.notify_all();
-  thread_.join();
+  stop();
+}
+
+void Keeper::stop() {
+  std::call_once(stopped_, [this] {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      closing_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  });
 }
 
 void Keeper::run() {

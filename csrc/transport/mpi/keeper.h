@@ -22,6 +22,9 @@ class Keeper {
   Keeper& operator=(const Keeper&) = delete;
   ~Keeper();
 
+  /// Nothing is asked any more when it returns. Idempotent.
+  void stop();
+
   /// Somebody else asks now.
   void note() {
     noted_.store(true, std::memory_order_relaxed);
@@ -35,6 +38,7 @@ class Keeper {
   std::mutex mutex_; ///< guards `closing_`
   std::condition_variable changed_;
   bool closing_ = false;
+  std::once_flag stopped_;
   std::thread thread_; ///< uses all above
 };
 

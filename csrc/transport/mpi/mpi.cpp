@@ -131,11 +131,8 @@ MpiTransport::~MpiTransport() {
       cancel(pending);
     }
   }
-  if (keeper_ && usable && !aborted_) {
-    attend(Clock::now() + kFarewell);
-  }
-  keeper_.reset(); // they use the communicators
-  attendant_.reset();
+  leave();
+  attendant_.reset(); // it uses the communicators
   if (!usable || aborted_) {
     return; // others may still use them, so their ids stay taken
   }
@@ -349,6 +346,14 @@ void MpiTransport::look_after() noexcept {
   } catch (const TransportError&) {
     // Whoever waits for a message finds out.
   }
+}
+
+void MpiTransport::leave() noexcept {
+  if (left_.exchange(true) || !keeper_) {
+    return;
+  }
+  attend(Clock::now() + kFarewell);
+  keeper_->stop();
 }
 
 void MpiTransport::abort() noexcept {
