@@ -25,13 +25,23 @@ tile_in(const DeviceKernels::Source& source, const Tile& tile, int64_t index) {
   return found;
 }
 
-/// Adds a message, or begins with it.
+/// What every value is added to without a change, be it 0 or -0.
+template <typename Team>
+HVD_HOST_DEVICE void clear(Team& team, Values<Team>& sums) {
+  team.each([&](int lane) {
+    HVD_UNROLL
+    for (auto& row : sums) {
+      row[lane] = {{-0.0F, -0.0F, -0.0F, -0.0F}};
+    }
+  });
+}
+
+/// Adds a message.
 template <typename Element, typename Team>
 HVD_HOST_DEVICE void add(
     Team& team,
     const Codes<Element, Team>& codes,
     int shift,
-    bool first,
     Values<Team>& sums) {
   const auto scales = factors(team, codes);
   team.each([&](int lane) {
@@ -40,15 +50,13 @@ HVD_HOST_DEVICE void add(
       const Four four = Fours<Element>::decode(codes.rows[row][lane]);
       Four& sum = sums[row][lane];
       if constexpr (kIsCast<Element>) {
-        sum = first ? four : plus(sum, four);
+        sum = plus(sum, four);
       } else {
         const int block = Tile::place(lane, row) >> shift;
         const float scale = team.read(scales, block);
         HVD_UNROLL
         for (int i = 0; i < kFour; ++i) {
-          sum.values[i] = first
-              ? times(four.values[i], scale)
-              : plus_product(sum.values[i], four.values[i], scale);
+          sum.values[i] = plus_product(sum.values[i], four.values[i], scale);
         }
       }
     }
@@ -103,6 +111,7 @@ HVD_HOST_DEVICE bool sum_usual(
     Values<Team>& sums) {
   typename Team::template PerLane<bool> unusual;
   team.each([&](int lane) { unusual[lane] = false; });
+  clear(team, sums);
   HVD_NO_UNROLL
   for (int i = 0; i < size; ++i) {
     const Codes<Element, Team> codes = next;
@@ -113,7 +122,7 @@ HVD_HOST_DEVICE bool sum_usual(
       load_after();
     }
     team.each([&](int lane) { unusual[lane] |= is_unusual(codes, lane); });
-    add(team, codes, tile.shift, i == 0, sums);
+    add(team, codes, tile.shift, sums);
   }
   return !team.any(unusual);
 }
