@@ -16,13 +16,13 @@ namespace hvd::mpi {
 /// Threads: every member may be called from any thread.
 class Keeper {
  public:
-  /// `ask`: called on the thread; must not throw.
+  /// `ask`: called on the thread, and by stop(); must not throw.
   explicit Keeper(std::function<void()> ask);
   Keeper(const Keeper&) = delete;
   Keeper& operator=(const Keeper&) = delete;
   ~Keeper();
 
-  /// Nothing is asked any more when it returns. Idempotent.
+  /// Asks for some time more, and then no longer. Idempotent.
   void stop();
 
   /// Somebody else asks now.

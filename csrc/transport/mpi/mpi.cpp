@@ -33,14 +33,8 @@ constexpr std::chrono::milliseconds kSeldom{1};
 constexpr std::chrono::milliseconds kAway{100};
 constexpr int kManyLooks = 100;
 
-// Of the keeper, each time.
-constexpr int kLooks = 10;
-
 // Between two looks at messages that nobody waits for.
 constexpr std::chrono::microseconds kAttention{100};
-
-// For how long a group that ends asks for what MPI has put off.
-constexpr std::chrono::milliseconds kFarewell{5};
 
 template <typename Field>
 std::vector<int> column(
@@ -111,11 +105,7 @@ MpiTransport::MpiTransport(
       spin_(ranks_per_core <= 1 ? kSpin : kSpin.zero()),
       attendant_([this](Deadline until) { attend(until); }) {
   if (size() > 1 && World::instance().place()->any_threads) {
-    keeper_.emplace([this] {
-      for (int looks = kLooks; looks > 0; --looks) {
-        look_after();
-      }
-    });
+    keeper_.emplace([this] { look_after(); });
   }
 }
 
@@ -349,11 +339,9 @@ void MpiTransport::look_after() noexcept {
 }
 
 void MpiTransport::leave() noexcept {
-  if (left_.exchange(true) || !keeper_) {
-    return;
+  if (keeper_) {
+    keeper_->stop();
   }
-  attend(Clock::now() + kFarewell);
-  keeper_->stop();
 }
 
 void MpiTransport::abort() noexcept {

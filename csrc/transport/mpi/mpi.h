@@ -127,7 +127,6 @@ class MpiTransport final : public Transport {
   const int lane_tags_; ///< how many there are for one place in the sequence
   const std::chrono::microseconds spin_;
   std::atomic<bool> aborted_{false};
-  std::atomic<bool> left_{false};
   std::atomic<Clock::duration> last_start_{Clock::duration::zero()};
 
   std::mutex mutex_; ///< guards `dropped_`
