@@ -142,10 +142,13 @@ HVD_HOST_DEVICE void sum_tiles(
     return tile_of<Element::kBits>(sum, index, 0, shift);
   };
   const auto tiles = static_cast<uint32_t>(tiles_of(sum.count));
-  const bool can_load = can_load_all<Element>(sources, size, tile_at(0));
+  const bool aligned = can_load_all<Element>(sources, size, tile_at(0));
+  const auto can_load = [&](uint32_t index) {
+    return index < tiles && aligned && tile_at(index).is_whole();
+  };
   Codes<Element, Team> next;
   const auto load_first = [&](uint32_t index) {
-    if (index < tiles && can_load && tile_at(index).is_whole()) {
+    if (can_load(index)) {
       load_aligned_tile(
           team, tile_in<Element>(sources[0], tile_at(index), index), next);
     }
@@ -161,7 +164,7 @@ HVD_HOST_DEVICE void sum_tiles(
     };
     const auto load_after = [&] { load_first(index + stride); };
     Values<Team> sums;
-    if (can_load && tile.is_whole() &&
+    if (can_load(index) &&
         sum_usual<Element>(
             team, sources, size, tile, index, next, load_after, sums)) {
       add_residual(team, tile, sums);
