@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import standin
 import torch_hvd
 from calls import check_group, cpu_backend
 from footprint import shared_names
@@ -438,8 +439,8 @@ def long_message(count: int) -> None:
 
 def _meet_elsewhere(rounds: int) -> None:
     store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
-    os.environ["HVD_HOST_ID"] = f"host{rank}"
-    group = dist.new_group(pg_options=torch_hvd.Options(compression="fp16"))
+    with standin.hosts_apart():
+        group = dist.new_group(pg_options=torch_hvd.Options(compression="fp16"))
     tensor = torch.ones(9_000_001)
     for number in range(rounds):
         print(f"round {number}")

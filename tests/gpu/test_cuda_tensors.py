@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import rows
+import standin
 import torch_hvd
 import verbs
 from calls import expect_error
@@ -221,9 +222,8 @@ def _compressed(codec: str, dtype: torch.dtype) -> None:
         "compression_min_bytes": 1,
         "error_feedback": False,
     }
-    os.environ["HVD_HOST_ID"] = f"host{dist.get_rank()}"
-    group = dist.new_group(pg_options=torch_hvd.Options(**options))
-    del os.environ["HVD_HOST_ID"]
+    with standin.hosts_apart():
+        group = dist.new_group(pg_options=torch_hvd.Options(**options))
     generator = torch.Generator().manual_seed(dist.get_rank())
     values = [
         torch.randn(count, generator=generator, device="cpu").to(dtype)
