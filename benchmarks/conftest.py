@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks.contenders import Contender
 from benchmarks.effort import Effort, effort
-from benchmarks.links import link_bytes_per_s
+from benchmarks.links import link_bytes_per_s, rails
 from benchmarks.machine import facts
 from benchmarks.measure import Bench
 from benchmarks.peers import PEERS, parse_peers, why_not
@@ -49,7 +49,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--peer", metavar="PEERS", help=f"instead of --baseline, some of {','.join(PEERS)}"
     )
     options.addoption(
-        "--link", metavar="RATE", help="ranks on hosts of their own behind such links: 1gbit; root"
+        "--link",
+        metavar="RATE",
+        help="ranks on hosts of their own behind such links: 1gbit, or two each: 2x1gbit; root",
     )
     options.addoption(
         "--per-host", type=int, default=1, metavar="N", help="with --link: ranks on each host"
@@ -62,11 +64,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "contenders(loopback, link, quick): the pairs to compare")
     option = config.getoption
-    if (link := option("--link")) and (reason := complaint(link)):
-        raise pytest.UsageError(f"--link {link}: {reason}")
     try:
-        if link:
+        if link := option("--link"):
             link_bytes_per_s(link)
+            if reason := complaint(rails(link)[1]):
+                raise ValueError(f"--link {link}: {reason}")
         config.stash[EFFORT] = effort(quick=option("--quick"), full=option("--full"))
         config.stash[PAIRS] = pairs(config)
     except ValueError as error:

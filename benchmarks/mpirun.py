@@ -19,15 +19,16 @@ from typing import Any
 
 import torch.distributed as dist
 
+from benchmarks.links import hosts_behind
 from benchmarks.ranks import ENVIRONMENT, GROUP_TIMEOUT_S, Rank
 from rig.agent import agent
-from rig.hosts import INTERFACE, Hosts
 from torch_hvd import _mpi, launchers
 
 TIMEOUT = timedelta(seconds=GROUP_TIMEOUT_S)
 
-# Ranks of a rig came to differ on whether the han of Open MPI applies, and waited for ever.
-ON_HOSTS = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMPI_MCA_coll": "^han"}
+# Ranks of a rig came to differ on whether the han of Open MPI applies, and waited for ever. The UCX
+# of MPICH would reach the hosts by the memory of this machine.
+ON_HOSTS = {"OMPI_MCA_coll": "^han", "UCX_TLS": "tcp,self"}
 
 
 def mpirun(
@@ -48,12 +49,12 @@ def mpirun(
     with ExitStack() as stack:
         if link:
             count = -(-ranks // per_host)
-            hosts = stack.enter_context(Hosts(count, link))
+            hosts = stack.enter_context(hosts_behind(link, count))
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             environment |= agent(hosts, count, Path(folder))
             places = [f"{hosts.address(host)}:{per_host}" for host in range(count)]
             command = [*hosts.command(0), *command, "-H", ",".join(places)]
-            environment |= ON_HOSTS
+            environment |= {"GLOO_SOCKET_IFNAME": ",".join(hosts.interfaces), **ON_HOSTS}
         subprocess.run([*command, sys.executable, "-m", *script], env=environment, check=True)
 
 

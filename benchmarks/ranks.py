@@ -18,7 +18,8 @@ from multiprocessing import connection, get_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchmarks.contenders import HOROVOD, Contender
-from rig.hosts import INTERFACE, Hosts, enter
+from benchmarks.links import hosts_behind
+from rig.hosts import Hosts, enter
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, TCPStore
@@ -56,7 +57,8 @@ class Rank:
 class Ranks:
     """`size` processes joined in `groups` groups of each contender, started at the first `run`.
 
-    With a `link`, a rate such as "1gbit", they are on hosts behind such links, `per_host` on each.
+    With a `link`, a rate such as "1gbit", they are on hosts behind such links, `per_host` on each;
+    with "2x1gbit" each host has two.
     With `bind` each runs on one core only, in turn of those that this process may use.
     A failure or a time-out ends all of them, since survivors may wait in a collective;
     the next `run` starts afresh. Not safe to use from several threads.
@@ -123,7 +125,7 @@ class Ranks:
 
     def _spawn(self) -> None:
         count = -(-self.size // self.per_host)
-        self._hosts = Hosts(count, self.link) if self.link else None
+        self._hosts = hosts_behind(self.link, count) if self.link else None
         store = self._hosts.at_the_switch(_new_store) if self._hosts else _new_store()
         if HOROVOD in (self.backend, self.baseline):
             from benchmarks.horovod import Rendezvous
@@ -138,7 +140,12 @@ class Ranks:
                 place = replace(place, core=cores[rank % len(cores)])
             if self._hosts:
                 namespace = self._hosts.namespace(rank // self.per_host)
-                place = replace(place, address=self._hosts.switch_address, namespace=namespace)
+                place = replace(
+                    place,
+                    address=self._hosts.switch_address,
+                    namespace=namespace,
+                    variables={"GLOO_SOCKET_IFNAME": ",".join(self._hosts.interfaces)},
+                )
             if self._rendezvous:
                 place = replace(place, variables=self._rendezvous.variables[rank])
             process = context.Process(
@@ -215,7 +222,6 @@ def _serve(pipe: connection.Connection, place: Place, backend: str, baseline: st
             os.sched_setaffinity(0, {place.core})  # before torch, whose threads inherit it
         if place.namespace:
             enter(place.namespace)  # before torch, whose threads would stay outside
-            os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
         joined = _join(place, backend, baseline)
         pipe.send((False, None))
         while True:

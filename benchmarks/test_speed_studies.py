@@ -155,8 +155,10 @@ def test_tables_are_markdown() -> None:
 def test_rates_of_links() -> None:
     assert link_bytes_per_s("1gbit") == 125e6
     assert link_bytes_per_s("100mbit") == 12.5e6
-    with pytest.raises(ValueError, match="'fast' is no rate"):
-        link_bytes_per_s("fast")
+    assert link_bytes_per_s("2x1gbit") == 250e6
+    for wrong in ("fast", "0x1gbit", "x1gbit", "2xfast"):
+        with pytest.raises(ValueError, match=r"is no rate in|could not convert"):
+            link_bytes_per_s(wrong)
 
 
 def test_a_cell_of_fusion() -> None:

@@ -45,7 +45,7 @@ void bind_transports(py::module_& module) {
   module.def(
       "tcp_transport",
       [](int rank,
-         const std::vector<int>& sockets,
+         const std::vector<std::vector<int>>& sockets,
          double ranks_per_core,
          std::chrono::milliseconds patience) -> TransportPtr {
         return std::make_unique<TcpTransport>(

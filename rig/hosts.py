@@ -3,8 +3,9 @@
     with Hosts(2, "1gbit") as hosts:
         subprocess.run([*hosts.command(0), "ip", "address"])
 
-Each host has an interface `eth0` and an address of its own; what it sends leaves at the rate
-given at most. Linux, as root, with iproute2 and util-linux.
+Each host has an interface `eth0` and an address of its own, and if asked for `eth1` and so on, each
+in a network and on a switch of its own; what it sends by one leaves at the rate given at most.
+Linux, as root, with iproute2 and util-linux.
 
 The namespaces have no names: they live as long as somebody holds them, so nothing has to be
 cleaned up after a run, however it ended, and two runs cannot meet.
@@ -41,15 +42,22 @@ class Hosts:
     Args:
         rate: at which a host sends, as tc writes it: "1gbit", "100mbit"; None for no limit.
         network: of which they have addresses, IPv4 or IPv6.
+        rails: how many interfaces each has; the networks of the others follow on the first.
 
     Raises:
         RuntimeError: names the command that failed and what it said.
         OSError: this process may not make namespaces.
     """
 
-    def __init__(self, count: int, rate: str | None = None, network: str = NETWORK) -> None:
-        self._network = ipaddress.ip_network(network)
-        self._namespaces = [_new_namespace()]  # the switch's, then the hosts'
+    def __init__(
+        self, count: int, rate: str | None = None, network: str = NETWORK, rails: int = 1
+    ) -> None:
+        first = ipaddress.ip_network(network)
+        self._networks = [
+            ipaddress.ip_network((first[0] + rail * first.num_addresses, first.prefixlen))
+            for rail in range(rails)
+        ]
+        self._namespaces = [_new_namespace()]  # the switches', then the hosts'
         try:
             self._connect(count, rate)
         except BaseException:
@@ -70,10 +78,15 @@ class Hosts:
     @property
     def switch_address(self) -> str:
         """Reachable from every host, over its link."""
-        return str(self._network[254])
+        return str(self._networks[0][254])
 
-    def address(self, host: int) -> str:
-        return str(self._network[host + 1])
+    @property
+    def interfaces(self) -> list[str]:
+        """Of each host."""
+        return [f"eth{rail}" for rail in range(len(self._networks))]
+
+    def address(self, host: int, rail: int = 0) -> str:
+        return str(self._networks[rail][host + 1])
 
     def namespace(self, host: int) -> str:
         """The path of its network namespace, for `enter`; valid while this process holds it."""
@@ -83,9 +96,9 @@ class Hosts:
         """What to put before a command to run it on a host."""
         return ["nsenter", f"--net={self.namespace(host)}"]
 
-    def cut(self, host: int) -> None:
+    def cut(self, host: int, rail: int = 0) -> None:
         """From now on nothing passes its link, and nobody hears of that."""
-        _run(self._namespaces[0], f"ip link set port{host} nomaster")
+        _run(self._namespaces[0], f"ip link set port{host}_{rail} nomaster")
 
     def at_the_switch(self, function: Callable[[], T]) -> T:
         """Call `function` at the switch: sockets it opens, threads it starts stay there."""
@@ -102,26 +115,30 @@ class Hosts:
             os.close(self._namespaces.pop())
 
     def _connect(self, count: int, rate: str | None) -> None:
-        switch = self._namespaces[0]
-        _run(switch, "ip link add switch type bridge")
-        _run(switch, self._add_address(self.switch_address, "switch"))
-        _run(switch, "ip link set switch up")
-        _run(switch, "ip link set lo up")
+        switches = self._namespaces[0]
+        _run(switches, "ip link set lo up")
+        for rail, _ in enumerate(self.interfaces):
+            _run(switches, f"ip link add switch{rail} type bridge")
+            _run(switches, f"ip link set switch{rail} up")
+        _run(switches, self._add_address(self.switch_address, "switch0"))
         for host in range(count):
             self._namespaces.append(own := _new_namespace())
-            peer = f"peer name port{host} netns {_path(switch)}"
-            _run(own, f"ip link add {INTERFACE} type veth {peer}")
-            _run(own, self._add_address(self.address(host), INTERFACE))
-            if rate:
-                limit = f"tbf rate {rate} burst {BURST} latency {QUEUE}"
-                _run(own, f"tc qdisc add dev {INTERFACE} root {limit}")
-            _run(own, f"ip link set {INTERFACE} up")
             _run(own, "ip link set lo up")
-            _run(switch, f"ip link set port{host} master switch up")
+            for rail, interface in enumerate(self.interfaces):
+                port = f"port{host}_{rail}"
+                peer = f"peer name {port} netns {_path(switches)}"
+                _run(own, f"ip link add {interface} type veth {peer}")
+                _run(own, self._add_address(self.address(host, rail), interface))
+                if rate:
+                    limit = f"tbf rate {rate} burst {BURST} latency {QUEUE}"
+                    _run(own, f"tc qdisc add dev {interface} root {limit}")
+                _run(own, f"ip link set {interface} up")
+                _run(switches, f"ip link set {port} master switch{rail} up")
 
     def _add_address(self, address: str, interface: str) -> str:
         # nodad: IPv6 asks the others for a second or two whether the address is theirs; IPv4 never.
-        return f"ip address add {address}/{self._network.prefixlen} dev {interface} nodad"
+        length = self._networks[0].prefixlen
+        return f"ip address add {address}/{length} dev {interface} nodad"
 
 
 def complaint(rate: str | None = None, network: str = NETWORK) -> str | None:

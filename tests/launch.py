@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
-from rig.hosts import INTERFACE, Hosts
+from rig.hosts import Hosts
 
 _HEAD = """
 import os, sys, time
@@ -43,7 +43,7 @@ def launch(
             own = {"RANK": str(rank), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
             command = [sys.executable, "-c", text]
             if hosts:
-                own["GLOO_SOCKET_IFNAME"] = INTERFACE
+                own["GLOO_SOCKET_IFNAME"] = ",".join(hosts.interfaces)
                 command = [*hosts.command(rank // per_host), *command]
             started.append(
                 subprocess.Popen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -27,6 +28,13 @@ def run_on(hosts: Hosts, host: int, *command: str) -> str:
     return done.stdout
 
 
+def answers(address: str, hosts: Hosts) -> bool:
+    """Whether host 0 reaches it: it has nobody who listens, and says so."""
+    connect = f"import socket; print(socket.socket().connect_ex(({address!r}, 9)), end='')"
+    set_time = "import socket; socket.setdefaulttimeout(1); "
+    return run_on(hosts, 0, sys.executable, "-c", set_time + connect) == str(errno.ECONNREFUSED)
+
+
 def test_links_have_the_rate() -> None:
     with Hosts(2, "100mbit") as hosts:
         for host in range(2):
@@ -36,6 +44,19 @@ def test_links_have_the_rate() -> None:
             assert (limit["kind"], limit["options"]["rate"]) == ("tbf", 100_000_000 // 8)
     with Hosts(1) as hosts:
         assert "tbf" not in run_on(hosts, 0, "tc", "qdisc")
+
+
+def test_several_rails() -> None:
+    """A network each; to be cut off from one leaves the other."""
+    with Hosts(2, "100mbit", rails=2) as hosts:
+        assert hosts.interfaces == ["eth0", "eth1"]
+        assert [hosts.address(1, rail) for rail in range(2)] == ["10.0.0.2", "10.0.1.2"]
+        assert run_on(hosts, 0, "tc", "qdisc").count("tbf") == 2
+        for rail, interface in enumerate(hosts.interfaces):
+            to = hosts.address(1, rail)
+            assert f"dev {interface}" in run_on(hosts, 0, "ip", "route", "get", to)
+        hosts.cut(1, rail=0)
+        assert [answers(hosts.address(1, rail), hosts) for rail in range(2)] == [False, True]
 
 
 def test_hosts_reach_each_other_and_the_switch() -> None:

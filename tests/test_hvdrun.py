@@ -129,8 +129,8 @@ LO5 = "--mca btl_tcp_if_include lo --prtemca prte_if_include lo"
         ),
         (
             "mpich",
-            "--network-interfaces lo --output-filename /o --mpi-args=-v",
-            "GLOO_SOCKET_IFNAME=lo ",
+            "--network-interfaces lo,eth0 --output-filename /o --mpi-args=-v",
+            "GLOO_SOCKET_IFNAME=lo,eth0 ",
             f"-np 2 -hosts localhost:2 -iface lo -v {RANK} --output /o --abort python a.py",
         ),
         (

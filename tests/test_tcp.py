@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import re
 import socket
 import time
@@ -29,15 +30,15 @@ needs_ipv6 = pytest.mark.skipif(bool(WHY := complaint(network=IPV6)), reason=f"n
 
 
 def connect_all(store: dist.Store, size: int) -> list[str]:
-    """What ranks that are threads get: the transport, and their address; or the error."""
+    """What ranks that are threads get: the transport, and their addresses; or the error."""
 
     def connect(rank: int) -> str:
         try:
-            transport, address = _tcp.connect(store, rank, [0] * size, 1.0, timedelta(seconds=30))
+            transport, here = _tcp.connect(store, rank, [0] * size, 1.0, timedelta(seconds=30))
         except RuntimeError as error:
             return str(error)
         made.append(transport)  # until all have connected
-        return f"{transport.name} from {address}"
+        return f"{transport.name} from {here}"
 
     made: list[object] = []
     with ThreadPoolExecutor(size) as threads:
@@ -51,8 +52,8 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
             probe.bind((address, 0))
         except OSError as error:
             pytest.skip(f"there is no {address} here: {error}")
-    monkeypatch.setattr(_addresses, "for_peers", lambda hosts: address)
-    assert connect_all(dist.HashStore(), 3) == [f"tcp from {address}"] * 3
+    monkeypatch.setattr(_addresses, "for_peers", lambda hosts: [address] * 2)
+    assert connect_all(dist.HashStore(), 3) == [f"tcp from {[address] * 2}"] * 3
 
 
 class Visited(dist.HashStore):
@@ -65,7 +66,7 @@ class Visited(dist.HashStore):
 
     def set(self, key: str, value: str) -> None:
         if key == "said/listens/0":
-            host, port, _ = json.loads(value)
+            ((host, port),), _ = json.loads(value)
             for greeting in self._greetings:
                 self.visits.append(socket.create_connection((host, port)))
                 self.visits[-1].sendall(greeting)
@@ -93,7 +94,7 @@ def is_closed(connection: socket.socket) -> bool:
 def test_a_rank_that_does_not_come() -> None:
     """It has said where it listens, and no more."""
     store = dist.HashStore()
-    store.set("said/listens/2", json.dumps(["127.0.0.1", 1, "00" * 16]))
+    store.set("said/listens/2", json.dumps([[["127.0.0.1", 1]], "00" * 16]))
 
     def connect(rank: int) -> str:
         with pytest.raises(RuntimeError) as caught:
@@ -119,7 +120,15 @@ def test_an_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_an_interface_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    assert _addresses.for_peers([0, 0]) == "127.0.0.1"
+    assert _addresses.for_peers([0, 0]) == ["127.0.0.1"]
+
+
+def test_not_as_many_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter([1, 2, 1])
+    monkeypatch.setattr(_addresses, "for_peers", lambda hosts: ["127.0.0.1"] * next(counts))
+    errors = connect_all(dist.HashStore(), 3)
+    what = r"rank 0 has \d of them, rank \d has \d; allowed is the same number on every rank"
+    assert len({re.findall(what, error)[0] for error in errors}) == 1, errors
 
 
 def test_a_name_that_means_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,10 +138,10 @@ def test_a_name_that_means_another_host(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(_addresses, "resolve", known.get)
     for master in ("localhost", "master", "unknown"):
         monkeypatch.setenv("MASTER_ADDR", master)
-        assert _addresses.for_peers([0, 0]) == "127.0.0.1"
+        assert _addresses.for_peers([0, 0]) == ["127.0.0.1"]
     monkeypatch.setattr(_addresses, "is_loopback", lambda address: address == "127.0.0.1")
     monkeypatch.setenv("MASTER_ADDR", "master")
-    assert _addresses.for_peers([0, 0]) == _addresses.towards("127.0.0.2")
+    assert _addresses.for_peers([0, 0]) == [_addresses.towards("127.0.0.2")]
 
 
 def test_a_name_that_means_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,8 +151,8 @@ def test_a_name_that_means_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_addresses, "resolve", lambda host: "127.0.1.1")
     interfaces = [("lo", "127.0.0.1"), ("eth0", "192.0.2.7")]  # of RFC 5737
     monkeypatch.setattr(_addresses, "of_interfaces", lambda: iter(interfaces))
-    assert _addresses.for_peers([0, 0]) == "127.0.0.1"
-    assert _addresses.for_peers([0, 1]) == "192.0.2.7"
+    assert _addresses.for_peers([0, 0]) == ["127.0.0.1"]
+    assert _addresses.for_peers([0, 1]) == ["192.0.2.7"]
     interfaces.pop()
     with pytest.raises(OSError, match="this host has only loopback"):
         _addresses.for_peers([0, 1])
@@ -174,7 +183,7 @@ def test_a_name_of_ipv6_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     monkeypatch.setattr(_addresses, "is_own", lambda address: address == "2001:db8::7")
-    assert _addresses.for_peers([0, 1]) == "2001:db8::7"
+    assert _addresses.for_peers([0, 1]) == ["2001:db8::7"]
 
 
 @pytest.mark.parametrize(
@@ -321,3 +330,80 @@ def test_a_host_that_is_gone_without_a_word(tmp_path: Path) -> None:
         out = ended.result()[0].stdout
     assert "rank 1 has left or died" in out, out
     assert 0.9 < float(out.split()[0]) < 10
+
+
+# Until the marker is there, and on until it fails.
+REDUCES_ON_AND_ON = """
+from datetime import timedelta
+from pathlib import Path
+from torch_hvd import _tcp
+
+_tcp._PATIENCE = timedelta(seconds=1)
+group = dist.new_group()
+tensor = torch.ones(1 << 22)
+cut, begun = Path(os.environ["MARKERS"], "cut"), None
+try:
+    while begun is None or time.monotonic() < begun + 20:
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
+        Path(os.environ["MARKERS"], str(rank)).touch()
+        if begun is None and cut.exists():
+            begun = time.monotonic()
+except RuntimeError as error:
+    print(f"{time.monotonic() - (begun or time.monotonic()):.1f} {error}", flush=True)
+os._exit(0)
+"""
+
+
+@needs_hosts
+def test_a_rail_that_is_gone_without_a_word(tmp_path: Path) -> None:
+    """Half of every tensor goes there, so the ranks cannot do without it."""
+    with Hosts(2, "1gbit", rails=2) as hosts, ThreadPoolExecutor(1) as thread:
+        variables = {"MARKERS": str(tmp_path)}
+        script = REDUCES_ON_AND_ON
+        ended = thread.submit(launch, script, 2, env=variables, hosts=hosts, timeout=60)
+        while not all((tmp_path / str(rank)).exists() for rank in range(2)):
+            assert not ended.done(), ended.result()
+            time.sleep(0.01)
+        hosts.cut(1, rail=1)
+        (tmp_path / "cut").touch()
+        outs = [rank.stdout for rank in ended.result()]
+    for rank, out in enumerate(outs):
+        assert f"rank {1 - rank} has left or died" in out, outs
+        assert float(out.split()[0]) < 10, outs
+
+
+def connections() -> dict[tuple[Any, ...], int]:
+    """Descriptors of this process, by the ends of their connections."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as one:
+                found[one.getsockname(), one.getpeername()] = int(name)
+        except OSError:
+            continue  # it is closed by now, no socket, or not connected
+    return found
+
+
+def loses_a_rail(number: int) -> None:
+    """Both ranks hear of it, though each has another that works."""
+    before = connections()
+    group = dist.new_group()
+    check_group(group)
+    new = [ends for ends in connections() if ends not in before]
+    everyones: list[Any] = [None, None]
+    dist.all_gather_object(everyones, new)
+    if dist.get_rank() == 0:
+        rails = [(here, there) for here, there in new if (there, here) in everyones[1]]
+        assert len(rails) == 2
+        with socket.socket(fileno=os.dup(connections()[rails[number]])) as rail:
+            rail.shutdown(socket.SHUT_RDWR)
+    dist.barrier()
+    with pytest.raises(RuntimeError, match=r"rank \d has left or died|rank \d gave up"):
+        for _ in range(3):
+            dist.all_reduce(torch.ones(1 << 20), group=group)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_rail_that_is_closed(number: int) -> None:
+    with RankPool(2, env={"HVD_TRANSPORT": "tcp", "GLOO_SOCKET_IFNAME": "lo,lo"}) as pool:
+        pool.run(loses_a_rail, number)

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from launch import launch
-from rig.hosts import INTERFACE, Hosts, complaint
+from rig.hosts import Hosts, complaint
 
 if REASON := complaint():
     pytestmark = pytest.mark.skip(reason=f"no hosts here: {REASON}")
@@ -19,11 +19,12 @@ REPEAT = 4
 # /sys shows the namespace that it was mounted from; /proc that of the process. What TCP has sent
 # again, because a host was too busy to take it in, is left out: segments of 1448 bytes.
 SCRIPT = f"""
+import json
 from pathlib import Path
 
-def sent():
+def sent(interface):
     rows = dict(line.split(":") for line in Path("/proc/self/net/dev").read_text().splitlines()[2:])
-    bytes_sent = {{name.strip(): row for name, row in rows.items()}}[{INTERFACE!r}].split()[8]
+    bytes_sent = {{name.strip(): row for name, row in rows.items()}}[interface].split()[8]
     lines = Path("/proc/self/net/snmp").read_text().splitlines()
     names, counts = (line.split() for line in lines if line.startswith("Tcp:"))
     return int(bytes_sent) - 1448 * int(counts[names.index("RetransSegs")])
@@ -31,23 +32,34 @@ def sent():
 tensor = torch.randn({COUNT}, generator=torch.Generator().manual_seed(rank))
 dist.all_reduce(tensor.clone())
 dist.barrier()
-before = sent()
+interfaces = os.environ["GLOO_SOCKET_IFNAME"].split(",")
+before = [sent(interface) for interface in interfaces]
 for _ in range({REPEAT}):
     dist.all_reduce(tensor.clone())
 dist.barrier()
-print((sent() - before) / {REPEAT})
+after = [sent(interface) for interface in interfaces]
+print(json.dumps([(late - early) / {REPEAT} for early, late in zip(before, after)]))
 dist.destroy_process_group()
 """
 
 
-@functools.cache
-def sent_by_each(size: int, compression: str, per_host: int = 1) -> list[float]:
-    """Bytes on the wire, headers and all, that each rank's host sends for an all_reduce of 4 MB."""
+def sent_by(
+    hosts: Hosts, size: int, compression: str = "none", per_host: int = 1
+) -> list[list[float]]:
+    """Bytes on the wire, headers and all, that each rank's host sends for an all_reduce of 4 MB, by
+    interface.
+    """
     env = {"HVD_COMPRESSION": compression}
-    with Hosts(-(-size // per_host)) as hosts:
-        ended = launch(SCRIPT, size, env=env, hosts=hosts, per_host=per_host)
+    ended = launch(SCRIPT, size, env=env, hosts=hosts, per_host=per_host)
     assert [process.returncode for process in ended] == [0] * size, ended[0].stderr
     return [json.loads(process.stdout) for process in ended]
+
+
+@functools.cache
+def sent_by_each(size: int, compression: str, per_host: int = 1) -> list[float]:
+    """By its one interface."""
+    with Hosts(-(-size // per_host)) as hosts:
+        return [sent for (sent,) in sent_by(hosts, size, compression, per_host)]
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -76,3 +88,11 @@ def test_two_ranks_on_a_host(size: int) -> None:
         assert least <= sent <= 1.02 * least
     for before, after in zip(plain, sent_by_each(size, "int8", per_host=2), strict=True):
         assert before / after >= 3.9
+
+
+def test_two_interfaces() -> None:
+    """Each carries about half. Of much faster ones, one could keep up."""
+    with Hosts(2, "1gbit", rails=2) as hosts:
+        for both in sent_by(hosts, 2):
+            assert sum(both) >= 4 * COUNT
+            assert min(both) >= 0.4 * sum(both)

@@ -100,10 +100,11 @@ def gloo_transport(gloo: Backend) -> Transport:
     """Over a connected ProcessGroupGloo that nobody else uses."""
 
 def tcp_transport(
-    rank: int, sockets: Sequence[int], ranks_per_core: float, patience: timedelta
+    rank: int, sockets: Sequence[Sequence[int]], ranks_per_core: float, patience: timedelta
 ) -> Transport:
-    """Over TCP sockets by rank, connected, non-blocking and taken over; -1 for the rank itself.
+    """Over TCP sockets by rank, connected, non-blocking and taken over; none for the rank itself.
 
+    Each rank has as many for each, its rails; long messages are spread over them.
     `ranks_per_core`: how many ranks of this host share a core. `patience`: a host that answers
     nothing for longer is lost.
     """

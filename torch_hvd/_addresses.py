@@ -110,10 +110,10 @@ def for_others(addresses: Sequence[str]) -> str | None:
     return nearest(addresses) or own()
 
 
-def for_peers(hosts: Sequence[int]) -> str:
-    """The address that other ranks reach this host by, IPv4 if there is one.
+def for_peers(hosts: Sequence[int]) -> list[str]:
+    """The addresses that other ranks reach this host by, IPv4 where there is one.
 
-    It is that of the first interface in GLOO_SOCKET_IFNAME, else that of the host's name. Where the
+    They are those of the interfaces in GLOO_SOCKET_IFNAME, else that of the host's name. Where the
     name means loopback, as on Debian, or what is not the host's own, ranks on other hosts cannot
     connect to it; if MASTER_ADDR is not loopback, the way to that tells a better one. On the host
     of rank 0 MASTER_ADDR may mean loopback, too: then it is that of an interface.
@@ -122,17 +122,17 @@ def for_peers(hosts: Sequence[int]) -> str:
         hosts: by rank, the number of its host. Loopback will do only where all are the same.
 
     Raises:
-        OSError: the interface has no address, there is no way to MASTER_ADDR, or this host has
+        OSError: an interface has no address, there is no way to MASTER_ADDR, or this host has
             nothing but loopback.
     """
     if interfaces := os.environ.get("GLOO_SOCKET_IFNAME"):
-        return _of_interface(interfaces.split(",")[0])
+        return [_of_interface(name) for name in interfaces.split(",")]
     found = _by_name()
     if len(set(hosts)) > 1 and is_loopback(found):
         found = own() or ""
         if not found:
             raise OSError("this host has only loopback, where ranks on other hosts cannot connect")
-    return found
+    return [found]
 
 
 def _by_name() -> str:
@@ -155,9 +155,10 @@ def _of_interface(name: str) -> str:
     return found[name]
 
 
-def describe(address: str | None) -> str:
-    """Where connections were tried from, for people. None: no address was found."""
+def describe(addresses: Sequence[str]) -> str:
+    """Where connections were tried from, for people. None of them: none was found."""
     if interfaces := os.environ.get("GLOO_SOCKET_IFNAME"):
         return f"interface {interfaces} (GLOO_SOCKET_IFNAME)"
-    interface = next((name for name, found in of_interfaces() if found == address), "unknown")
-    return f"address {address or 'unknown'}, interface {interface}"
+    names = {found: name for name, found in of_interfaces()}
+    text = (f"address {one}, interface {names.get(one, 'unknown')}" for one in addresses)
+    return "; ".join(text) or "address unknown, interface unknown"

@@ -114,7 +114,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         *("--network-interface", "--network-interfaces"),
         metavar="IF",
-        help="the network between the hosts: GLOO_SOCKET_IFNAME, and mpirun's own",
+        help="the network between the hosts, or several as eth0,eth1: GLOO_SOCKET_IFNAME, and "
+        "mpirun's own",
     )
     parser.add_argument(
         "--output-filename", metavar="DIR", help="write what each rank prints into this folder"

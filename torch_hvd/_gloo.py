@@ -1,6 +1,5 @@
 """The stock Gloo process group that serves as a transport, on an address others can reach."""
 
-import os
 from datetime import timedelta
 
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
@@ -19,20 +18,17 @@ def connect(store: Store, rank: int, hosts: list[int], timeout: timedelta) -> Pr
     Raises:
         RuntimeError: names the address and the interface that were tried.
     """
-    size, address = len(hosts), None
+    size, addresses = len(hosts), list[str]()
     try:
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timeout
-        if interfaces := os.environ.get("GLOO_SOCKET_IFNAME"):
-            options._devices = [
-                ProcessGroupGloo.create_device(interface=name) for name in interfaces.split(",")
-            ]
-        else:
-            address = _addresses.for_peers(hosts)
-            options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+        addresses = _addresses.for_peers(hosts)
+        options._devices = [
+            ProcessGroupGloo.create_device(hostname=address) for address in addresses
+        ]
         return ProcessGroupGloo(store, rank, size, options)
     except (OSError, RuntimeError) as error:
         raise RuntimeError(
             f"hvd: rank {rank} of {size} could not connect to the others over Gloo on "
-            f"{_addresses.describe(address)}; GLOO_SOCKET_IFNAME chooses another interface. {error}"
+            f"{_addresses.describe(addresses)}; GLOO_SOCKET_IFNAME chooses other ones. {error}"
         ) from error

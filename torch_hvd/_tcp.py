@@ -1,4 +1,4 @@
-"""Connects the ranks of a group by TCP, each with each."""
+"""Connects the ranks of a group by TCP, each with each, on one network or several (rails)."""
 
 import hmac
 import secrets
@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
+from itertools import chain
+from typing import Any
 
 from torch._C._distributed_c10d import Store
 
@@ -66,32 +68,48 @@ def _prepare(connection: socket.socket) -> None:
     connection.setblocking(False)
 
 
+def _same_count(places: list[list[Any]]) -> None:
+    for peer, theirs in enumerate(places):
+        if len(theirs) != len(places[0]):
+            raise OSError(
+                f"rank 0 has {len(places[0])} of them, rank {peer} has {len(theirs)}; "
+                "allowed is the same number on every rank"
+            )
+
+
 def _connect_all(
-    store: Store, rank: int, size: int, address: str, deadline: float
-) -> dict[int, socket.socket]:
-    """To all ranks below this one, and from all above."""
+    store: Store, rank: int, size: int, addresses: list[str], deadline: float
+) -> list[list[socket.socket]]:
+    """To all ranks below this one, and from all above; by rank, on each network."""
     token = secrets.token_bytes(_TOKEN_BYTES)
-    connections = {}
-    with ExitStack() as failed, _listen(address, size) as listener:
-        port = listener.getsockname()[1]
-        known = _store.exchange(store, "listens", rank, size, [address, port, token.hex()])
-        for peer, (host, port, theirs) in enumerate(known[:rank]):
-            left = max(deadline - time.monotonic(), 0.001)
-            try:
-                connection = socket.create_connection((host, port), timeout=left)
-                connections[peer] = failed.enter_context(connection)
-                connection.sendall(_HELLO.pack(rank, bytes.fromhex(theirs)))
-            except OSError as error:
-                raise OSError(f"to rank {peer} at {host} port {port}: {error}") from error
-        for peer, connection in _accept(listener, token, set(range(rank + 1, size)), deadline):
-            connections[peer] = failed.enter_context(connection)
+    rails: list[list[socket.socket]] = [[] for _ in range(size)]
+    with ExitStack() as listening, ExitStack() as failed:
+        listeners = [listening.enter_context(_listen(address, size)) for address in addresses]
+        mine = [listener.getsockname()[:2] for listener in listeners]
+        known = _store.exchange(store, "listens", rank, size, [mine, token.hex()])
+        _same_count([places for places, _ in known])
+        for peer, (places, theirs) in enumerate(known[:rank]):
+            for (host, port), own in zip(places, addresses, strict=True):
+                # Of several interfaces to one network the system would take one for all.
+                source = (own, 0) if len(addresses) > 1 else None
+                left = max(deadline - time.monotonic(), 0.001)
+                try:
+                    connection = socket.create_connection((host, port), left, source)
+                    rails[peer].append(failed.enter_context(connection))
+                    connection.sendall(_HELLO.pack(rank, bytes.fromhex(theirs)))
+                except OSError as error:
+                    raise OSError(f"to rank {peer} at {host} port {port}: {error}") from error
+        for listener in listeners:
+            above = set(range(rank + 1, size))
+            for peer, connection in _accept(listener, token, above, deadline):
+                rails[peer].append(failed.enter_context(connection))
         failed.pop_all()
-    return connections
+    return rails
 
 
 def connect(
     store: Store, rank: int, hosts: list[int], ranks_per_core: float, timeout: timedelta
-) -> tuple[_C.Transport, str]:
+) -> tuple[_C.Transport, list[str]]:
     """Connect all ranks of a group.
 
     Args:
@@ -101,22 +119,23 @@ def connect(
         timeout: for connecting.
 
     Returns:
-        The transport, and the address of this rank.
+        The transport, and the addresses of this rank.
 
     Raises:
-        RuntimeError: names the address and the interface that were tried.
+        RuntimeError: names the addresses and the interfaces that were tried; also where ranks
+            have several, and not as many each.
     """
-    size, address = len(hosts), None
+    size, addresses = len(hosts), list[str]()
     try:
-        address = _addresses.for_peers(hosts)
+        addresses = _addresses.for_peers(hosts)
         deadline = time.monotonic() + timeout.total_seconds()
-        connections = _connect_all(store, rank, size, address, deadline)
-        for connection in connections.values():
+        rails = _connect_all(store, rank, size, addresses, deadline)
+        for connection in chain.from_iterable(rails):
             _prepare(connection)
     except OSError as error:
         raise RuntimeError(
             f"hvd: rank {rank} of {size} could not connect to the others over TCP on "
-            f"{_addresses.describe(address)}; GLOO_SOCKET_IFNAME chooses another interface. {error}"
+            f"{_addresses.describe(addresses)}; GLOO_SOCKET_IFNAME chooses other ones. {error}"
         ) from error
-    sockets = [connections[peer].detach() if peer != rank else -1 for peer in range(size)]
-    return _C.tcp_transport(rank, sockets, ranks_per_core, _PATIENCE), address
+    sockets = [[connection.detach() for connection in one] for one in rails]
+    return _C.tcp_transport(rank, sockets, ranks_per_core, _PATIENCE), addresses

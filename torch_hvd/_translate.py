@@ -97,11 +97,12 @@ def open_mpi(
 
 def hydra(job: Job, mpirun: str) -> Command:
     """For MPICH and Intel MPI."""
+    first = job.interface and job.interface.split(",")[0]  # they take no more than one
     return Command(
         (
             *(mpirun, "-np", str(job.size), *_hosts("-hosts", job)),
             *(() if job.output else ("-prepend-rank",)),
-            *(("-iface", job.interface) if job.interface else ()),
+            *(("-iface", first) if first else ()),
             *_words(job.binding_args),
             *_words(job.mpi_args),
             *_command(job, "--abort"),

@@ -178,8 +178,8 @@ def _connect_far(
 
         return _C.gloo_transport(_gloo.connect(part, rank, choice.hosts, timeout)), []
     if choice.far == "tcp":
-        far, address = _tcp.connect(part, rank, choice.hosts, ranks_per_core, timeout)
-        return far, [f"from {address}"]
+        far, addresses = _tcp.connect(part, rank, choice.hosts, ranks_per_core, timeout)
+        return far, [f"from {' and '.join(addresses)}"]
     return None, []
 
 

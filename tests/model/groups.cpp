@@ -52,15 +52,18 @@ Group share_memory(int size, bool attach) {
   return group;
 }
 
-Group connect(int size) {
-  std::vector<std::vector<int>> sockets(size, std::vector<int>(size, -1));
+Group connect(int size, int rails) {
+  using Rails = std::vector<int>;
+  std::vector<std::vector<Rails>> sockets(size, std::vector<Rails>(size));
   for (int rank = 0; rank < size; ++rank) {
     for (int peer = 0; peer < rank; ++peer) {
-      std::array<int, 2> pair{};
-      const int kind = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
-      REQUIRE(socketpair(AF_UNIX, kind, 0, pair.data()) == 0);
-      sockets[rank][peer] = pair[0];
-      sockets[peer][rank] = pair[1];
+      for (int rail = 0; rail < rails; ++rail) {
+        std::array<int, 2> pair{};
+        const int kind = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
+        REQUIRE(socketpair(AF_UNIX, kind, 0, pair.data()) == 0);
+        sockets[rank][peer].push_back(pair[0]);
+        sockets[peer][rank].push_back(pair[1]);
+      }
     }
   }
   Group group;

@@ -17,7 +17,7 @@ std::vector<int> segment_files(int size);
 /// Ranks that share memory. `attach`: they read each other's.
 Group share_memory(int size, bool attach);
 
-/// Ranks that are connected by sockets, as over TCP.
-Group connect(int size);
+/// Ranks that are connected by sockets, as over TCP by so many networks.
+Group connect(int size, int rails);
 
 } // namespace hvd::model

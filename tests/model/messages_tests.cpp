@@ -87,7 +87,7 @@ void test_room_for_the_message_that_is_waited_for() {
 void test_short_messages_that_nobody_waits_for() {
   constexpr uint64_t kMessages = 100; // more than a socket holds
   constexpr int64_t kBytes = 64 * 1024;
-  const Group group = connect(2);
+  const Group group = connect(2, /*rails=*/1);
   std::vector<at::Tensor> received;
   std::vector<RequestPtr> receives;
   std::vector<RequestPtr> sends;

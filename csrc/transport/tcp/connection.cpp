@@ -31,6 +31,7 @@ bool is_for_later() {
 Connection::Connection(int socket) : socket_(socket) {}
 
 void Connection::queue(SendPtr send) {
+  queued_ += send->length();
   queue_.push_back(std::move(send));
 }
 
@@ -61,8 +62,9 @@ void Connection::write() {
     message.msg_iovlen = count;
     const auto bytes = sendmsg(socket_, &message, MSG_NOSIGNAL);
     if (bytes < 0) {
-      // What the peer sent before it closed can still be read.
-      open_ = is_for_later() || errno == EPIPE || errno == ECONNRESET;
+      if (!is_for_later()) {
+        finish();
+      }
       return;
     }
     sent(bytes);
@@ -70,6 +72,7 @@ void Connection::write() {
 }
 
 void Connection::sent(int64_t bytes) {
+  queued_ -= bytes;
   while (bytes > 0) {
     auto& send = *queue_.front();
     const auto part = std::min(bytes, send.length() - send.written);
@@ -166,6 +169,12 @@ int64_t Connection::unconfirmed() const {
 void Connection::shut() {
   open_ = false;
   shutdown(socket_, SHUT_RDWR);
+}
+
+void Connection::finish() {
+  queue_.clear();
+  queued_ = 0;
+  shutdown(socket_, SHUT_WR);
 }
 
 } // namespace hvd::tcp

@@ -35,12 +35,17 @@ class Connection {
   /// For the next write().
   void queue(SendPtr send);
 
-  /// Writes what there is room for.
+  /// Writes what there is room for; finishes if nothing more can be sent.
   void write();
 
   /// Whether something waits for room.
   bool is_full() const {
     return !queue_.empty();
+  }
+
+  /// What is to be sent, or not yet confirmed, in bytes.
+  int64_t backlog() const {
+    return queued_ + unconfirmed();
   }
 
   /// Reads what has come, but no more at once than leaves others their turn.
@@ -70,6 +75,9 @@ class Connection {
   /// Ends it for both sides; what has not been read is lost.
   void shut();
 
+  /// Sends nothing more, and says so. What the peer has sent can still be read.
+  void finish();
+
  private:
   void sent(int64_t bytes);
   void take(const std::byte* bytes, int64_t count, const OnHeader& on_header);
@@ -77,6 +85,7 @@ class Connection {
   const Descriptor socket_;
   bool open_ = true;
   std::deque<SendPtr> queue_;
+  int64_t queued_ = 0; ///< bytes of it
   std::array<std::byte, sizeof(Header)> header_;
   int64_t header_read_ = 0; ///< bytes of it
   ReceivePtr receive_; ///< whose bytes come now

@@ -23,7 +23,7 @@ std::optional<int> Mailbox::post(const ReceivePtr& receive) {
   // Both sides of an exchange know how long it is: it needs no offer.
   if (receive->key.kind == Key::Kind::Exchange &&
       is_long(receive->key, static_cast<int64_t>(receive->buffer.nbytes()))) {
-    asked_[receive->peer].push_back(receive);
+    ask(receive->peer, receive);
     return receive->peer;
   }
   const bool any = receive->peer == Receive::kAny;
@@ -41,7 +41,7 @@ std::optional<int> Mailbox::post(const ReceivePtr& receive) {
     here.erase(found);
     receive->assign(source, header.bytes);
     if (!kept) {
-      asked_[source].push_back(receive);
+      ask(source, receive);
       return source;
     }
     kept->leave_to(receive);
@@ -51,20 +51,20 @@ std::optional<int> Mailbox::post(const ReceivePtr& receive) {
   return {};
 }
 
-bool Mailbox::offer(int source, const Header& header) {
-  const auto receive = take_posted(source, header.key);
+ReceivePtr Mailbox::offer(int source, const Header& header) {
+  auto receive = take_posted(source, header.key);
   if (!receive) {
     unclaimed_[source].push_back({header, nullptr});
-    return false;
+    return nullptr;
   }
   receive->assign(source, header.bytes);
-  asked_[source].push_back(receive);
-  return true;
+  ask(source, receive);
+  return receive;
 }
 
 ReceivePtr Mailbox::begin(int source, const Header& header) {
   const bool was_asked_for = is_long(header.key, header.bytes);
-  auto receive = was_asked_for ? take(asked_[source], header.key)
+  auto receive = was_asked_for ? take_asked(source, header)
                                : take_posted(source, header.key);
   if (!receive) {
     if (was_asked_for) {
@@ -79,17 +79,29 @@ ReceivePtr Mailbox::begin(int source, const Header& header) {
   return receive;
 }
 
+void Mailbox::ask(int source, const ReceivePtr& receive) {
+  receive->number = asks_++;
+  asked_[source].push_back(receive);
+}
+
 ReceivePtr Mailbox::take_posted(int source, const Key& key) {
   auto& own = posted_[source];
   const auto for_it = find(own, key);
   const auto for_any = find(posted_for_any_, key);
   const bool is_for_any = for_any != posted_for_any_.end() &&
       (for_it == own.end() || (*for_any)->place < (*for_it)->place);
-  return take(is_for_any ? posted_for_any_ : own, key);
+  return is_for_any ? take(posted_for_any_, for_any) : take(own, for_it);
 }
 
-ReceivePtr Mailbox::take(Posted& posted, const Key& key) {
-  const auto found = find(posted, key);
+ReceivePtr Mailbox::take_asked(int source, const Header& header) {
+  auto& asked = asked_[source];
+  return take(asked, std::ranges::find_if(asked, [&](const auto& receive) {
+                return receive->number == header.number &&
+                    receive->key == header.key;
+              }));
+}
+
+ReceivePtr Mailbox::take(Posted& posted, Posted::iterator found) {
   if (found == posted.end()) {
     return nullptr;
   }

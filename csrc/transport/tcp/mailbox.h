@@ -16,13 +16,13 @@ class Mailbox {
   /// `size`: ranks.
   explicit Mailbox(int size);
 
-  /// Returns the rank to ask for the message, if it is long and somebody has
-  /// it.
+  /// Returns the rank to ask for the message, by the number that the receive
+  /// has now, if it is long and somebody has it.
   std::optional<int> post(const ReceivePtr& receive);
 
-  /// A rank has a long message of the user's; returns whether to ask for it
-  /// now.
-  bool offer(int source, const Header& header);
+  /// A rank has a long message of the user's; returns what to ask for it for,
+  /// null if nothing yet.
+  ReceivePtr offer(int source, const Header& header);
 
   /// Bytes begin to come; returns what they are for, null for a long message
   /// that was not asked for.
@@ -43,8 +43,10 @@ class Mailbox {
 
   using Posted = std::deque<ReceivePtr>;
 
+  void ask(int source, const ReceivePtr& receive);
   ReceivePtr take_posted(int source, const Key& key);
-  static ReceivePtr take(Posted& posted, const Key& key);
+  ReceivePtr take_asked(int source, const Header& header);
+  static ReceivePtr take(Posted& posted, Posted::iterator found);
   bool has_posted(Key::Kind kind) const;
 
   std::vector<Posted> posted_; ///< by peer
@@ -52,6 +54,7 @@ class Mailbox {
   std::vector<Posted> asked_; ///< by peer: for long messages
   std::vector<std::deque<Unclaimed>> unclaimed_; ///< by peer
   uint64_t posts_ = 0;
+  uint32_t asks_ = 0;
 };
 
 } // namespace hvd::tcp

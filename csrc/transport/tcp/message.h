@@ -19,7 +19,9 @@ struct Header {
   };
 
   Kind kind = Kind::Bytes;
-  uint32_t padding = 0;
+  /// Of a Request, and of the bytes that answer it: by another rail they may
+  /// come before those that were asked for first.
+  uint32_t number = 0;
   Key key;
   int64_t bytes = 0;
 };
@@ -40,7 +42,7 @@ struct Send {
       : peer(peer), header(header), buffer(std::move(buffer)) {}
 
   const int peer;
-  const Header header;
+  Header header;
   const at::Tensor buffer;
   int64_t written = 0; ///< of the header and the bytes
   bool done = false; ///< the buffer is the caller's again
@@ -62,6 +64,7 @@ struct Receive : MatchedReceive {
   using MatchedReceive::MatchedReceive;
 
   uint64_t place = 0; ///< in the order of receives
+  uint32_t number = 0; ///< among those that have been asked for
 
   int64_t missing() const {
     return total - read;

@@ -28,9 +28,9 @@ constexpr std::chrono::milliseconds kUnseen{10};
 // How long leaving may wait for what is still on its way.
 constexpr std::chrono::seconds kLinger{1};
 
-/// `more`: than what there is to read.
-void watch(int epoll, int operation, int socket, int peer, uint32_t more) {
-  epoll_event event{EPOLLIN | more, {.u32 = static_cast<uint32_t>(peer)}};
+/// `more`: than what there is to read. Events bear `rail`.
+void watch(int epoll, int operation, int socket, void* rail, uint32_t more) {
+  epoll_event event{EPOLLIN | more, {.ptr = rail}};
   if (epoll_ctl(epoll, operation, socket, &event) != 0 &&
       operation == EPOLL_CTL_ADD) {
     throw TransportError(
@@ -38,16 +38,11 @@ void watch(int epoll, int operation, int socket, int peer, uint32_t more) {
   }
 }
 
-int make_epoll(const std::vector<int>& sockets) {
+int make_epoll() {
   const int epoll = epoll_create1(EPOLL_CLOEXEC);
   if (epoll < 0) {
     throw TransportError(
         std::string("tcp: epoll_create1: ") + std::strerror(errno));
-  }
-  for (size_t peer = 0; peer < sockets.size(); ++peer) {
-    if (sockets[peer] >= 0) {
-      watch(epoll, EPOLL_CTL_ADD, sockets[peer], static_cast<int>(peer), 0);
-    }
   }
   return epoll;
 }
@@ -56,31 +51,29 @@ int make_epoll(const std::vector<int>& sockets) {
 
 TcpTransport::TcpTransport(
     int rank,
-    const std::vector<int>& sockets,
+    const std::vector<std::vector<int>>& sockets,
     double ranks_per_core,
     std::chrono::milliseconds patience)
     : MatchingTransport(rank, static_cast<int>(sockets.size())),
-      epoll_(make_epoll(sockets)),
+      epoll_(make_epoll()),
       spin_(ranks_per_core <= 1 ? kSpin : kSpin.zero()),
       patience_(patience),
       peers_(sockets.size()),
       mailbox_(size()) {
   for (const int peer : others()) {
-    peers_[peer].connection = std::make_unique<tcp::Connection>(sockets[peer]);
+    for (const int socket : sockets[peer]) {
+      auto rail = std::make_unique<Rail>(peer, socket);
+      watch(epoll_, EPOLL_CTL_ADD, socket, rail.get(), 0);
+      peers_[peer].rails.push_back(std::move(rail));
+    }
   }
 }
 
 TcpTransport::~TcpTransport() {
   const auto latest = Clock::now() + kLinger;
   Lock lock(mutex_);
-  const auto any = [this](auto holds) {
-    return std::ranges::any_of(peers_, [&](const Peer& peer) {
-      return peer.connection && peer.connection->is_open() &&
-          holds(*peer.connection);
-    });
-  };
-  while (!aborted_ && any([](auto& one) { return one.is_full(); }) &&
-         Clock::now() < latest) {
+  const auto is_full = [](const auto& one) { return one.is_full(); };
+  while (!aborted_ && any_open(is_full) && Clock::now() < latest) {
     turn(lock, spin_.zero(), latest);
   }
   closing_ = true;
@@ -91,8 +84,10 @@ TcpTransport::~TcpTransport() {
   }
   // A peer's message to a socket that is closed would take back what is on its
   // way to that peer.
-  while (!aborted_ && any([](auto& one) { return one.unconfirmed() > 0; }) &&
-         Clock::now() < latest) {
+  const auto is_on_its_way = [](const auto& one) {
+    return one.unconfirmed() > 0;
+  };
+  while (!aborted_ && any_open(is_on_its_way) && Clock::now() < latest) {
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
 }
@@ -132,21 +127,21 @@ RequestPtr TcpTransport::start(
 
 void TcpTransport::post(const ReceivePtr& receive) {
   if (const auto source = mailbox_.post(receive)) {
-    say(*source, {Header::Kind::Request, 0, receive->key, 0});
+    ask(*source, receive);
   }
 }
 
 void TcpTransport::dispatch(const SendPtr& send) {
   auto& peer = peers_[send->peer];
-  const auto& [kind, padding, key, bytes] = send->header;
-  const auto asked = std::ranges::find(peer.asked, key);
-  const bool is_asked_for = asked != peer.asked.end();
-  if (is_asked_for) {
-    peer.asked.erase(asked);
+  const auto& key = send->header.key;
+  if (!tcp::is_long(key, send->header.bytes)) {
+    queue(*peer.rails.front(), send);
+    return;
   }
-  if (is_asked_for || !tcp::is_long(key, bytes)) {
-    peer.connection->queue(send);
-    write(send->peer);
+  const auto asked = std::ranges::find(peer.asked, key, &Header::key);
+  if (asked != peer.asked.end()) {
+    answer(send, *asked);
+    peer.asked.erase(asked);
     return;
   }
   peer.held.push_back(send);
@@ -157,35 +152,61 @@ void TcpTransport::dispatch(const SendPtr& send) {
   }
 }
 
-/// What no bytes follow.
-void TcpTransport::say(int peer, const Header& header) {
-  peers_[peer].connection->queue(std::make_shared<Send>(peer, header));
-  write(peer);
+/// A long message leaves.
+void TcpTransport::answer(const SendPtr& send, const Header& request) {
+  send->header.number = request.number;
+  const auto emptiest = std::ranges::min_element(
+      peers_[send->peer].rails, {}, [](const RailPtr& rail) {
+        return rail->connection.backlog();
+      });
+  queue(**emptiest, send);
 }
 
-void TcpTransport::write(int peer) {
-  auto& connection = peers_[peer].connection;
-  bool& is_watched = peers_[peer].is_watched_for_room;
-  connection->write();
+void TcpTransport::ask(int peer, const ReceivePtr& receive) {
+  say(peer, {Header::Kind::Request, receive->number, receive->key, 0});
+}
+
+/// What no bytes follow.
+void TcpTransport::say(int peer, const Header& header) {
+  queue(*peers_[peer].rails.front(), std::make_shared<Send>(peer, header));
+}
+
+void TcpTransport::queue(Rail& rail, const SendPtr& send) {
+  rail.connection.queue(send);
+  write(rail);
+}
+
+void TcpTransport::write(Rail& rail) {
+  bool& is_watched = rail.is_watched_for_room;
+  rail.connection.write();
   // Who sleeps on the sockets may wait for what has just been written. So it
   // hears of the room, and only it stops watching.
   const bool is_awaited = is_watched && driving_;
-  if (connection->is_full() != is_watched && !is_awaited) {
+  if (rail.connection.is_full() != is_watched && !is_awaited) {
     is_watched = !is_watched;
     const auto room = is_watched ? uint32_t{EPOLLOUT} : 0;
-    watch(epoll_, EPOLL_CTL_MOD, connection->socket(), peer, room);
+    watch(epoll_, EPOLL_CTL_MOD, rail.connection.socket(), &rail, room);
   }
 }
 
-void TcpTransport::read(int peer) {
-  auto& connection = *peers_[peer].connection;
-  connection.read(
-      buffer_, [&](const Header& header) { return take(peer, header); });
-  if (!connection.is_open()) {
-    epoll_ctl(epoll_, EPOLL_CTL_DEL, connection.socket(), nullptr);
-    // Else it is this rank that has closed it.
-    peers_[peer].is_gone |= !aborted_;
+void TcpTransport::read(Rail& rail) {
+  rail.connection.read(
+      buffer_, [&](const Header& header) { return take(rail.peer, header); });
+  if (rail.connection.is_open()) {
+    return;
   }
+  epoll_ctl(epoll_, EPOLL_CTL_DEL, rail.connection.socket(), nullptr);
+  auto& peer = peers_[rail.peer];
+  bool any_left = false;
+  for (const auto& other : peer.rails) {
+    // Where it is not the peer that has ended, but the way to it.
+    if (other->connection.is_open()) {
+      other->connection.finish();
+      any_left = true;
+    }
+  }
+  // Where this rank has aborted it is what has closed it.
+  peer.is_gone |= !any_left && !aborted_;
 }
 
 ReceivePtr TcpTransport::take(int source, const Header& header) {
@@ -197,8 +218,8 @@ ReceivePtr TcpTransport::take(int source, const Header& header) {
       }
       break;
     case Header::Kind::Offer:
-      if (mailbox_.offer(source, header)) {
-        say(source, {Header::Kind::Request, 0, header.key, 0});
+      if (const auto receive = mailbox_.offer(source, header)) {
+        ask(source, receive);
       }
       return nullptr;
     case Header::Kind::Request: {
@@ -206,11 +227,10 @@ ReceivePtr TcpTransport::take(int source, const Header& header) {
           peer.held,
           [&](const SendPtr& send) { return send->header.key == header.key; });
       if (held == peer.held.end()) {
-        peer.asked.push_back(header.key);
+        peer.asked.push_back(header);
       } else {
-        peer.connection->queue(*held);
+        answer(*held, header);
         peer.held.erase(held);
-        write(source);
       }
       return nullptr;
     }
@@ -223,8 +243,14 @@ ReceivePtr TcpTransport::take(int source, const Header& header) {
       }
       return nullptr;
   }
-  peer.connection->shut(); // that is no rank of ours
+  shut(peer); // that is no rank of ours
   return nullptr;
+}
+
+void TcpTransport::shut(Peer& peer) {
+  for (const auto& rail : peer.rails) {
+    rail->connection.shut();
+  }
 }
 
 bool TcpTransport::is_gone(int peer) const {
@@ -252,7 +278,7 @@ void TcpTransport::abort() noexcept {
     }
     for (const int peer : others()) {
       say(peer, farewell);
-      peers_[peer].connection->shut();
+      shut(peers_[peer]);
     }
   }
   wanted_.notify_all();

@@ -13,7 +13,8 @@
 
 namespace hvd {
 
-/// Ranks of different hosts by TCP, a connection for each pair.
+/// Ranks of different hosts by TCP. Each pair has a connection for each network
+/// that is to be used, its rails.
 ///
 /// Whoever waits for a message reads what has come for anyone in this process,
 /// so a short one takes no change of threads on its way. Where long messages or
@@ -21,15 +22,17 @@ namespace hvd {
 /// looks for short ones now and then, which may fill a socket.
 ///
 /// A short message leaves at once. A long one waits until the receiver has a
-/// place for it, so what comes is copied once, by the system.
+/// place for it, so what comes is copied once, by the system. Its bytes go by
+/// the rail that has the least to send; all else goes by the first, in order.
 class TcpTransport final : public MatchingTransport {
  public:
-  /// `sockets`: by rank, connected, non-blocking and taken over; this one's
-  /// entry is -1. `ranks_per_core`: how many ranks of this host share a core.
-  /// `patience`: a host that is silent for longer is lost.
+  /// `sockets`: by rank, of its rails, as many for each, connected,
+  /// non-blocking and taken over; none for this one. `ranks_per_core`: how many
+  /// ranks of this host share a core. `patience`: a host that is silent for
+  /// longer is lost.
   TcpTransport(
       int rank,
-      const std::vector<int>& sockets,
+      const std::vector<std::vector<int>>& sockets,
       double ranks_per_core,
       std::chrono::milliseconds patience);
   ~TcpTransport() override;
@@ -44,12 +47,20 @@ class TcpTransport final : public MatchingTransport {
   using Lock = std::unique_lock<std::mutex>;
   class TcpRequest;
 
+  struct Rail {
+    Rail(int peer, int socket) : peer(peer), connection(socket) {}
+
+    const int peer;
+    tcp::Connection connection;
+    bool is_watched_for_room = false;
+  };
+  using RailPtr = std::unique_ptr<Rail>;
+
   /// What is known of another rank; of this one, nothing.
   struct Peer {
-    std::unique_ptr<tcp::Connection> connection;
+    std::vector<RailPtr> rails;
     std::list<tcp::SendPtr> held; ///< long ones, not asked for yet
-    std::list<Key> asked; ///< for, before they are sent
-    bool is_watched_for_room = false;
+    std::list<tcp::Header> asked; ///< for, before they are sent
     bool is_gone = false; ///< and all that it sent has been read
     bool is_missed = false; ///< by one that has given up
     Farewell farewell = Farewell::None;
@@ -64,9 +75,13 @@ class TcpTransport final : public MatchingTransport {
   // All of these are called with `mutex_` held.
   void post(const tcp::ReceivePtr& receive);
   void dispatch(const tcp::SendPtr& send);
+  void answer(const tcp::SendPtr& send, const tcp::Header& request);
+  void ask(int peer, const tcp::ReceivePtr& receive);
   void say(int peer, const tcp::Header& header);
-  void write(int peer);
-  void read(int peer);
+  void queue(Rail& rail, const tcp::SendPtr& send);
+  void write(Rail& rail);
+  void read(Rail& rail);
+  static void shut(Peer& peer);
   tcp::ReceivePtr take(int peer, const tcp::Header& header);
   /// Waits until something can be read or written, and does that; or until
   /// another thread has done so.
@@ -77,6 +92,7 @@ class TcpTransport final : public MatchingTransport {
   /// Reads the last words of all that have closed their connection.
   void hear_out();
   void serve(const epoll_event* events, int count);
+  bool any_open(c10::function_ref<bool(const tcp::Connection&)> is) const;
   bool is_moving() const;
   void move_in_background();
   void move();

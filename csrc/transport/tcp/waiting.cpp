@@ -112,14 +112,14 @@ void TcpTransport::serve(const epoll_event* events, int count) {
   last_look_ = Clock::now();
   bool any_ended = false;
   for (int i = 0; i < count; ++i) {
-    const auto peer = static_cast<int>(events[i].data.u32);
+    auto& rail = *static_cast<Rail*>(events[i].data.ptr);
     if ((events[i].events & EPOLLOUT) != 0) {
-      write(peer);
+      write(rail);
     }
     if ((events[i].events & ~static_cast<uint32_t>(EPOLLOUT)) != 0) {
-      read(peer);
-      any_ended |=
-          peers_[peer].is_gone || peers_[peer].farewell != Farewell::None;
+      read(rail);
+      const auto& peer = peers_[rail.peer];
+      any_ended |= peer.is_gone || peer.farewell != Farewell::None;
     }
   }
   if (any_ended) {
@@ -130,10 +130,11 @@ void TcpTransport::serve(const epoll_event* events, int count) {
 /// A rank that has given up is not to be taken for a dead one because another
 /// one's end was seen before its farewell.
 void TcpTransport::hear_out() {
-  for (int peer = 0; peer < size(); ++peer) {
-    const auto& connection = peers_[peer].connection;
-    while (connection && connection->is_abandoned()) {
-      read(peer);
+  for (const auto& peer : peers_) {
+    for (const auto& rail : peer.rails) {
+      while (rail->connection.is_abandoned()) {
+        read(*rail);
+      }
     }
   }
 }
@@ -141,23 +142,35 @@ void TcpTransport::hear_out() {
 /// The system would send again for a quarter of an hour, and not ask whether
 /// somebody is there while it does.
 void TcpTransport::give_up_silent_peers() {
-  for (int peer = 0; peer < size(); ++peer) {
-    auto& known = peers_[peer];
-    if (known.connection && known.connection->is_open() &&
-        known.connection->is_silent(patience_)) {
-      known.connection->shut();
-      known.is_gone = true;
+  for (auto& peer : peers_) {
+    const auto is_silent = [&](const RailPtr& rail) {
+      return rail->connection.is_open() &&
+          rail->connection.is_silent(patience_);
+    };
+    if (std::ranges::any_of(peer.rails, is_silent)) {
+      shut(peer);
+      peer.is_gone = true;
     }
   }
 }
 
+bool TcpTransport::any_open(
+    c10::function_ref<bool(const tcp::Connection&)> is) const {
+  return std::ranges::any_of(peers_, [&](const Peer& peer) {
+    return std::ranges::any_of(peer.rails, [&](const RailPtr& rail) {
+      return rail->connection.is_open() && is(rail->connection);
+    });
+  });
+}
+
 bool TcpTransport::is_moving() const {
-  return mailbox_.awaits_long_or_users() ||
-      std::ranges::any_of(peers_, [](const Peer& peer) {
-           return peer.connection && peer.connection->is_open() &&
-               (peer.connection->is_full() || peer.connection->is_reading() ||
-                !peer.held.empty());
-         });
+  const auto holds = [](const Peer& peer) {
+    return !peer.held.empty() && peer.rails.front()->connection.is_open();
+  };
+  return mailbox_.awaits_long_or_users() || any_open([](const auto& one) {
+           return one.is_full() || one.is_reading();
+         }) ||
+      std::ranges::any_of(peers_, holds);
 }
 
 void TcpTransport::move_in_background() {
