@@ -33,6 +33,7 @@ from benchmarks.studies.alpha_beta import (
     fit,
     fit_model,
     frame_limit,
+    frame_messages,
 )
 from benchmarks.studies.results import milliseconds, table
 from benchmarks.studies.training import NAIVE
@@ -106,13 +107,22 @@ def test_what_travels_in_which_way() -> None:
     assert MODEL.predict(800, 4) == 80 + 3 * 800 / 800
     assert MODEL.predict(1 << 20, 4) == 200 + 1.5 * (1 << 20) / 2000
     # Too long for the frame of 1024 ranks, and short enough to be announced by one.
-    assert MODEL.predict(CUTOFF, 1024) == 80 + 200 + 2 * 1023 / 1024 * CUTOFF / 2000
+    assert MODEL.predict(CUTOFF, 1024) == 5 * 80 + 200 + 2 * 1023 / 1024 * CUTOFF / 2000
+
+
+def test_frames_of_many_ranks_are_passed_on() -> None:
+    messages = {2: [1], 15: [14], 16: [3, 3], 20: [3, 3, 1], 64: [3, 3, 3], 1024: [3] * 5}
+    assert {ranks: frame_messages(ranks) for ranks in messages} == messages
+    assert MODEL.predict(8, 64) == 3 * 80 + 63 * 8 / 800
+    assert MODEL.predict(8, 64, overlap=False) == 9 * 80 + 63 * 8 / 800
 
 
 def test_more_ranks_never_take_less_by_the_upper_end() -> None:
+    """But for frames where they begin to be passed on."""
     for size in SIZES:
-        times = [MODEL.predict(size, 2**n, overlap=False) for n in range(1, 7)]
-        assert all(before <= after for before, after in pairwise(times)), size
+        times = [MODEL.predict(size, 2**n, overlap=False) for n in range(1, 11)]
+        for before, after in (*pairwise(times[:3]), *pairwise(times[3:])):
+            assert before <= after, size
         assert MODEL.predict(size, 2, overlap=False) == MODEL.predict(size, 2)
 
 

@@ -2,16 +2,17 @@
 
 With n ranks, a tensor of S bytes travels (docs/design.md)
 
-- in a *frame*, whole, to every other rank: each sends (n - 1) S, in one stage;
+- in a *frame*, whole, to every other rank: each sends (n - 1) S, in one stage, or from 16 ranks on
+  in several, of fewer messages, in which ranks pass on what they have got;
 - *direct*, a slice to its owner and the sum back: each sends 2 (n - 1) / n S, in two stages.
 
 The line is that of Hockney, The communication challenge for MPP, 1994. Both are fitted where they
 were measured, with n0 ranks; alpha of the direct way is no less than two of the frame's, for it has
 two stages. (Links of the rig let some bytes pass at once after a pause: without that bound, sizes
 in the middle would seem to have no alpha at all.) What more ranks do to alpha is not known from
-that, so a prediction has two ends: the messages of a stage overlap, and alpha stays; or each costs
-its own time, one after the other, and alpha grows as n - 1. The upper end is also that of a ring of
-2 (n - 1) steps.
+that, so a prediction has two ends: the messages of a stage overlap, and each stage takes alpha; or
+each message costs its own time, one after the other. The upper end of the direct way, n - 1
+messages in each stage, is also that of a ring of 2 (n - 1) steps.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 FRAME, FRAME_OF_ALL_RANKS = 64 << 10, 256 << 10  # the longest payload: csrc/options.cpp
 CUTOFF = 64 << 10  # the default; up to here a header goes ahead of a tensor
+MANY, RADIX = 16, 4  # of ranks that pass frames on: csrc/collectives/frame_steps.cpp
 
 Point = tuple[int, float]  # bytes of a tensor, microseconds
 
@@ -72,6 +74,16 @@ def frame_limit(ranks: int) -> int:
     return min(FRAME, FRAME_OF_ALL_RANKS // ranks)
 
 
+def frame_messages(ranks: int) -> list[int]:
+    """How many a rank sends in each stage of a frame's way."""
+    radix = RADIX if ranks >= MANY else ranks
+    messages, distance = [], 1
+    while distance < ranks:
+        messages.append(len(range(distance, min(ranks, radix * distance), distance)))
+        distance *= radix
+    return messages
+
+
 @dataclass(frozen=True)
 class Model:
     """Fitted to measurements with `ranks` ranks."""
@@ -83,7 +95,9 @@ class Model:
     def predict(self, size: int, ranks: int, overlap: bool = True) -> float:
         """Microseconds of an all_reduce of `size` bytes; see above for the two ends."""
         growth = 1.0 if overlap else (ranks - 1) / (self.ranks - 1)
-        header = growth * self.frame.alpha
+        messages = frame_messages(ranks)
+        stages = len(messages) if overlap else sum(messages) / (self.ranks - 1)
+        header = stages * self.frame.alpha
         if size <= frame_limit(ranks):
             return header + (ranks - 1) * size / self.frame.beta
         direct = growth * self.direct.alpha + direct_bytes(size, ranks) / self.direct.beta

@@ -7,11 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.report import in_bytes
-from benchmarks.studies.alpha_beta import Fitted, Line, Point, direct_bytes
+from benchmarks.studies.alpha_beta import (
+    Fitted,
+    Line,
+    Point,
+    direct_bytes,
+    frame_limit,
+    frame_messages,
+)
 from benchmarks.studies.results import Results, table, where, write_page
 
 RANKS = [2**power for power in range(1, 11)]
-SIZES = (4 << 10, 1 << 20, 16 << 20, 64 << 20)
+SIZES = (64, 4 << 10, 1 << 20, 16 << 20, 64 << 20)
 
 HEAD = """\
 # A model of all_reduce on many ranks
@@ -23,10 +30,11 @@ measured ranks is a model, not a measurement.** Written by
 
 from rows of `pytest benchmarks/test_all_reduce.py`; the module's text has the commands. The model
 is time = alpha + bytes / beta, where bytes are what a rank sends, for each way that hvd has: up to
-64 KB, and 256 KB / n, a tensor goes whole to all others (*frame*: (n - 1) S, one stage), above in
-slices to their owners and back (*direct*: 2 (n - 1) / n S, two stages). Each line is fitted to
-every other size, by relative errors, and checked at the sizes between, which it has not seen; alpha
-of the direct way, of two stages, is at least two of the frame's."""
+64 KB, and 256 KB / n, a tensor goes whole to all others (*frame*: (n - 1) S, one stage; from 16
+ranks on they pass it on in stages of at most 3 messages each), above in slices to their owners and
+back (*direct*: 2 (n - 1) / n S, two stages of n - 1 messages). Each line is fitted to every other
+size, by relative errors, and checked at the sizes between, which it has not seen; alpha of the
+direct way, of two stages, is at least two of the frame's."""
 
 FIT_COLUMNS = (
     "transport",
@@ -44,10 +52,10 @@ BEYOND = """\
 ## Carried to more ranks
 
 A model of n0 ranks does not tell what n do to alpha. Either the messages of a stage overlap and it
-stays, or each costs its own time and it grows as n - 1: two ends, between which the time should be.
-(The upper end is a ring's, too: as many messages, one after the other.) Where more ranks were
-measured, this is how the band fits them; here all ranks share the cores of one machine, which hosts
-would not."""
+stays, or each costs its own time: two ends, between which the time should be. (The upper end of the
+direct way is a ring's, too: as many messages, one after the other.) Where more ranks were measured,
+this is how the band fits them; here all ranks share the cores of one machine, which hosts would
+not: that is most of what a small tensor takes."""
 
 BEYOND_COLUMNS = ("transport", "ranks", "size", "measured us", "model us", "inside")
 
@@ -133,19 +141,26 @@ def _far(transports: list[Transport]) -> list[str]:
 
 
 def _seen(transports: list[Transport]) -> Iterator[str]:
-    few, *_, large = SIZES
+    least, few, *_, large = SIZES
+    most = RANKS[-1]
+    passed_on = frame_messages(most)
     for transport in (each for each in transports if each.has_links):
         ranks = transport.fitted.model.ranks
         before, _ = transport.ends(large, ranks)
-        low, high = transport.ends(large, RANKS[-1])
+        low, high = transport.ends(large, most)
         yield (
             f"{transport.name}: {in_bytes(large)} take {low / before:.2f} to {high / before:.2f} "
             f"times what they take on {ranks} ranks, for their bytes are what counts, and a rank "
-            f"sends {direct_bytes(large, RANKS[-1]) / direct_bytes(large, ranks):.2f} times as many"
+            f"sends {direct_bytes(large, most) / direct_bytes(large, ranks):.2f} times as many"
         )
-        low, high = transport.ends(few, RANKS[-1])
+        low, high = transport.ends(few, most)
         yield (
             f"{transport.name}: of {in_bytes(few)} the ends are {high / low:.0f} times apart: what "
-            f"counts is how many of {RANKS[-1] - 1} messages overlap, which {ranks} ranks do not "
-            "tell. Small tensors on so many hosts would want stages of fewer messages than hvd has"
+            f"counts is how many of {most - 1} messages overlap, which {ranks} ranks do not tell"
+        )
+        low, high = transport.ends(least, most)
+        yield (
+            f"{transport.name}: of {in_bytes(least)} they are {high / low:.1f} times apart. What "
+            f"is not longer than {in_bytes(frame_limit(most))} is passed on there, in "
+            f"{len(passed_on)} stages and {sum(passed_on)} messages of a rank"
         )
