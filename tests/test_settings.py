@@ -31,7 +31,7 @@ DEFAULTS = {
     "stall_shutdown_time": 0.0,
 }
 BYTES = "allowed is a number of bytes"
-SECONDS = "allowed is a number of seconds"
+SECONDS = "allowed is a number of seconds from 0.001 on"
 TRANSPORTS = (
     "allowed is auto or gloo or mpi or nccl or shm or tcp or shm+gloo or shm+mpi or shm+tcp"
 )
@@ -73,6 +73,7 @@ BAD_VARIABLES = [
     ("HVD_STALL_CHECK_TIME", "6_0", SECONDS),
     ("HOROVOD_STALL_CHECK_TIME_SECONDS", "-1", SECONDS),
     ("HVD_STALL_SHUTDOWN_TIME", "inf", SECONDS),
+    ("HVD_STALL_SHUTDOWN_TIME", "1e-9", SECONDS),
 ]
 BAD_OPTIONS: list[tuple[str, Any, str]] = [
     ("transport", "NCCL", TRANSPORTS),

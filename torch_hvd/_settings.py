@@ -65,7 +65,7 @@ def _block(text: str) -> int | None:
 
 def _seconds(text: str) -> float:
     value = float(_written_plainly(text))
-    if not 0 <= value < 1e9:
+    if value != 0 and not 1e-3 <= value < 1e9:
         raise ValueError
     return value
 
@@ -111,14 +111,14 @@ _SETTINGS = {
     "error_feedback": _Setting(_switch_or_auto, "auto, 0 or 1", "auto", ("HVD_ERROR_FEEDBACK",)),
     "stall_check_time": _Setting(
         _seconds,
-        "a number of seconds, 0 to turn the report off",
+        "a number of seconds from 0.001 on, 0 to turn the report off",
         "60",
         ("HVD_STALL_CHECK_TIME", "HOROVOD_STALL_CHECK_TIME_SECONDS"),
         same_everywhere=False,
     ),
     "stall_shutdown_time": _Setting(
         _seconds,
-        "a number of seconds, 0 for never",
+        "a number of seconds from 0.001 on, 0 for never",
         "0",
         ("HVD_STALL_SHUTDOWN_TIME", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"),
         same_everywhere=False,

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 
 namespace hvd {
 
@@ -192,8 +193,8 @@ void Engine::run_in_background(const Operation& operation) {
     }
     ensure_background_thread(track);
   }
-  for (auto* track :
-       tracks_) { // submit() may have started what others wait for
+  // submit() may have started what others wait for.
+  for (auto* track : tracks_) {
     if ((is_held(*track) || !is_idle(*track)) && track->sleeping > 0 &&
         track->napping == 0) {
       track->work_ready.notify_one();
@@ -230,7 +231,7 @@ void Engine::start_ready(Lock& lock, Track& track, Aftermath& aftermath) {
       break;
     }
     batch.times.batch = batches_++;
-    std::string error;
+    std::optional<std::string> error;
     lock.unlock();
     try {
       start(track, batch);
@@ -238,7 +239,7 @@ void Engine::start_ready(Lock& lock, Track& track, Aftermath& aftermath) {
       error = e.what();
     }
     lock.lock();
-    if (error.empty() && !failing_ && batch.rest != Rest::Outputs) {
+    if (!error && !failing_ && batch.rest != Rest::Outputs) {
       settle(batch, batch.error);
       retire(lock, aftermath);
     }
@@ -250,8 +251,8 @@ void Engine::start_ready(Lock& lock, Track& track, Aftermath& aftermath) {
     if (!track.finishing) {
       progress_.notify_all(); // a caller may wait for it, to finish it
     }
-    if (!error.empty()) {
-      give_up(lock, track.started.back(), error);
+    if (error) {
+      give_up(lock, track.started.back(), *error);
     }
   }
   track.starting = false;
@@ -292,7 +293,7 @@ void Engine::finish_front(Lock& lock, Track& track, Aftermath& aftermath) {
   track.finishing = true;
   Batch& front = track.started.front(); // stays put: others push at the back
   std::exception_ptr error;
-  std::string failure;
+  std::optional<std::string> failure;
   bool finished = true;
   lock.unlock();
   try {
@@ -304,8 +305,8 @@ void Engine::finish_front(Lock& lock, Track& track, Aftermath& aftermath) {
     failure = e.what();
   }
   lock.lock();
-  if (!failure.empty()) {
-    give_up(lock, front, failure);
+  if (failure) {
+    give_up(lock, front, *failure);
   } else if (!failing_) {
     Batch batch = std::move(front);
     track.started.pop_front();

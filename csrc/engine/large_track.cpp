@@ -74,7 +74,7 @@ bool LargeTrack::tells_tail(const Collective& collective) const {
   // Where waiting threads move messages, one after the other costs no time.
   return collective.signature.verb == Verb::Allreduce &&
       transport_.size() > 1 && transport_.moves_by_itself() &&
-      tensor_bytes(collective) >= kCutoffs * limits_.cutoff;
+      tensor_bytes(collective) / kCutoffs >= limits_.cutoff;
 }
 
 bool LargeTrack::finish(Batch& batch) {

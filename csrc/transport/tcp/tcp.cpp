@@ -155,11 +155,23 @@ void TcpTransport::dispatch(const SendPtr& send) {
 /// A long message leaves.
 void TcpTransport::answer(const SendPtr& send, const Header& request) {
   send->header.number = request.number;
-  const auto emptiest = std::ranges::min_element(
-      peers_[send->peer].rails, {}, [](const RailPtr& rail) {
-        return rail->connection.backlog();
-      });
-  queue(**emptiest, send);
+  queue(emptiest_rail(peers_[send->peer]), send);
+}
+
+/// Of equals in turn: messages to different peers share a network.
+TcpTransport::Rail& TcpTransport::emptiest_rail(const Peer& peer) {
+  const size_t count = peer.rails.size();
+  const size_t first = answered_++ % count;
+  size_t emptiest = first;
+  auto least = peer.rails[first]->connection.backlog();
+  for (size_t next = first + 1; next < first + count && least > 0; ++next) {
+    const auto backlog = peer.rails[next % count]->connection.backlog();
+    if (backlog < least) {
+      emptiest = next % count;
+      least = backlog;
+    }
+  }
+  return *peer.rails[emptiest];
 }
 
 void TcpTransport::ask(int peer, const ReceivePtr& receive) {
@@ -251,6 +263,11 @@ void TcpTransport::shut(Peer& peer) {
   for (const auto& rail : peer.rails) {
     rail->connection.shut();
   }
+}
+
+int64_t TcpTransport::segment_bytes() const {
+  const auto& rails = peers_[others().front()].rails; // as many to each
+  return Transport::segment_bytes() / static_cast<int64_t>(rails.size());
 }
 
 bool TcpTransport::is_gone(int peer) const {

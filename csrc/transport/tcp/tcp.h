@@ -40,6 +40,8 @@ class TcpTransport final : public MatchingTransport {
   const char* name() const override {
     return "tcp";
   }
+  /// Each rail has a part of what would be one message.
+  int64_t segment_bytes() const override;
   bool is_gone(int peer) const override;
   void abort() noexcept override;
 
@@ -76,6 +78,7 @@ class TcpTransport final : public MatchingTransport {
   void post(const tcp::ReceivePtr& receive);
   void dispatch(const tcp::SendPtr& send);
   void answer(const tcp::SendPtr& send, const tcp::Header& request);
+  Rail& emptiest_rail(const Peer& peer);
   void ask(int peer, const tcp::ReceivePtr& receive);
   void say(int peer, const tcp::Header& header);
   void queue(Rail& rail, const tcp::SendPtr& send);
@@ -110,6 +113,7 @@ class TcpTransport final : public MatchingTransport {
   std::vector<Peer> peers_; ///< by rank
   tcp::Mailbox mailbox_;
   tcp::Connection::Buffer buffer_;
+  size_t answered_ = 0;
   /// A thread waits for the sockets. What others do meanwhile that may end a
   /// request must wake it.
   bool driving_ = false;
