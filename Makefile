@@ -54,6 +54,8 @@ bench-gate: $(BUILT) ## are the ratios that README promises kept? Takes root and
 	  -k "(16MB or 64MB or ddp) and not hook"
 	$(GATE)/1gbit-4.jsonl benchmarks/test_compression.py --link 1gbit --world-size 4 \
 	  -k "(16MB or 64MB or ddp and int8) and not hook"
+	$(GATE)/2x1gbit.jsonl $(SMALL_BENCHES) --link 2x1gbit --world-size 2 --world-size 4 \
+	  -k "ddp_step or sync and not async and (1MB or 4MB or 16MB or 64MB)"
 	$(BIN)/python -m benchmarks.gate out/gate/*.jsonl
 
 clean: ## remove what was built, keep what was downloaded

@@ -113,6 +113,14 @@ TIMES_FASTER = {
     "int8": (3.77, 3.94, 3.76, 3.82, 2.99, 2.66),
     "int4": (6.76, 7.14, 6.43, 6.58, 4.08, None),
 }
+# Operation, size, and for 2 and for 4 hosts the ratio and the end of its interval.
+ON_TWO_LINKS_OF_1GBIT = (
+    ("all_reduce", 1 * MB, (0.95, 0.96), (0.67, 0.70)),
+    ("all_reduce", 4 * MB, (0.50, 0.51), (0.56, 0.60)),
+    ("all_reduce", 16 * MB, (0.52, 0.54), (0.52, 0.54)),
+    ("all_reduce", 64 * MB, (0.50, 0.51), (0.51, 0.51)),
+    ("ddp step", DDP_BYTES, (0.71, 0.73), (0.73, 0.78)),
+)
 
 
 def _promises() -> Iterator[Promise]:
@@ -130,6 +138,9 @@ def _promises() -> Iterator[Promise]:
         for (op, size, ranks), faster in zip(ON_LINKS_OF_1GBIT, times, strict=True):
             if faster:
                 yield Promise(op, size, 1 / faster, 0, backend, ranks=ranks, link="1gbit")
+    for op, size, *found in ON_TWO_LINKS_OF_1GBIT:
+        for ranks, (ratio, high) in zip((2, 4), found, strict=True):
+            yield Promise(op, size, ratio, high, ranks=ranks, link="2x1gbit")
 
 
 PROMISES = tuple(_promises())

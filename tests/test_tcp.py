@@ -127,7 +127,7 @@ def test_not_as_many_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([1, 2, 1])
     monkeypatch.setattr(_addresses, "for_peers", lambda hosts: ["127.0.0.1"] * next(counts))
     errors = connect_all(dist.HashStore(), 3)
-    what = r"rank 0 has \d of them, rank \d has \d; allowed is the same number on every rank"
+    what = r"interfaces to use: \d, rank \d: \d; allowed is the same number on every rank"
     assert len({re.findall(what, error)[0] for error in errors}) == 1, errors
 
 

@@ -72,7 +72,7 @@ def _same_count(places: list[list[Any]]) -> None:
     for peer, theirs in enumerate(places):
         if len(theirs) != len(places[0]):
             raise OSError(
-                f"rank 0 has {len(places[0])} of them, rank {peer} has {len(theirs)}; "
+                f"rank 0 has interfaces to use: {len(places[0])}, rank {peer}: {len(theirs)}; "
                 "allowed is the same number on every rank"
             )
 
