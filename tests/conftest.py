@@ -2,10 +2,10 @@
 
 `@pytest.mark.ranks(2, 3)` makes the body of a test run on every rank of pools of those sizes, over
 tcp and shm or those in `transports=[...]`, instead of in pytest's process; with `hosts=[...]` also
-on so many ranks of two hosts, with `by_name=[...]` over Gloo, MPICH and TCP on two rails, and with
-`standin=[...]` on the way of tensors on a GPU, see `standin`. A test that asks for the `pool`
-fixture under the same mark gets the pool itself. One pool lives at a time; the tests of a module
-are ordered so that each starts once.
+on so many ranks of two hosts, with `by_name=[...]` over Gloo and MPICH, with `rails=[...]` over TCP
+on two rails, and with `standin=[...]` on the way of tensors on a GPU, see `standin`. A test that
+asks for the `pool` fixture under the same mark gets the pool itself. One pool lives at a time; the
+tests of a module are ordered so that each starts once.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ranks import RankPool
 os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
 
 TRANSPORTS = ["tcp", "shm"]
+BY_NAME = ["gloo", "mpi"]
 RAILS = "tcp on two rails"
-BY_NAME = ["gloo", "mpi", RAILS]
 HOSTS = "shm+tcp"  # what auto takes for ranks 0 and 1 on a host, and the rest on another
 
 
@@ -66,6 +66,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         pools += [(backend, HOSTS, size) for size in mark.kwargs.get("hosts", ())]
         sizes = mark.kwargs.get("by_name", ())
         pools += [(backend, transport, size) for transport in BY_NAME for size in sizes]
+        pools += [(backend, RAILS, size) for size in mark.kwargs.get("rails", ())]
         pools += [(standin.NAME, "auto", size) for size in mark.kwargs.get("standin", ())]
         params = [
             pytest.param(

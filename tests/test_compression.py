@@ -24,7 +24,7 @@ from calls import check_group, environment, expect_error, says_called, together
 from rows import FACTOR, reduce_op
 from training import batch, new_model
 
-pytestmark = pytest.mark.ranks(2, 3, 4, transports=["tcp"], hosts=[3], by_name=[3])
+pytestmark = pytest.mark.ranks(2, 3, 4, transports=["tcp"], hosts=[3], by_name=[3], rails=[3])
 
 # Every rank sends its own numbers, and none go by shared memory.
 one_rank_a_host = pytest.mark.ranks(2, 3, 4, transports=["tcp"])

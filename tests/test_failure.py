@@ -65,7 +65,7 @@ def dies_while_others_are_elsewhere(victim: int, count: int) -> None:
     together({call: partial(finds_out, call, count, group) for call, group in groups.items()})
 
 
-@pytest.mark.ranks(2, 3, hosts=[3], by_name=[3])
+@pytest.mark.ranks(2, 3, hosts=[3], by_name=[3], rails=[3])
 @pytest.mark.parametrize("count", [SMALL, LARGE])
 @pytest.mark.parametrize("first_dies", [True, False])
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def dies_in_a_conversation(victim: int) -> None:
     expect_error(lambda: dist.recv(torch.zeros(3), src=victim), within=1)
 
 
-@pytest.mark.ranks(2, 3, hosts=[3], by_name=[3])
+@pytest.mark.ranks(2, 3, hosts=[3], by_name=[3], rails=[3])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_killed_peer(pool: RankPool, victim: int) -> None:
     pool.run(dies_in_a_conversation, victim, lost=[victim])

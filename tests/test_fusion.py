@@ -20,7 +20,7 @@ import torch_hvd
 from calls import LARGE, SMALL, check_group, ranks_of_hosts
 from rows import Row, Shape, reduce_op
 
-pytestmark = pytest.mark.ranks(2, 4, hosts=[3, 4], by_name=[3])
+pytestmark = pytest.mark.ranks(2, 4, hosts=[3, 4], by_name=[3], rails=[3])
 
 Group = dist.ProcessGroup | None
 Call = Iterator[Any]  # of one Work

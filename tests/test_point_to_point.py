@@ -9,7 +9,7 @@ import torch.distributed as dist
 import rows
 from rows import Row
 
-pytestmark = pytest.mark.ranks(2, 4, hosts=[4], by_name=[3])
+pytestmark = pytest.mark.ranks(2, 4, hosts=[4], by_name=[3], rails=[3])
 SHAPES = rows.SMALL_SHAPES + rows.LARGE_SHAPES + rows.HUGE_SHAPES
 
 

@@ -273,7 +273,7 @@ def same(step: Step | str, ours: Tensor, gloos: Tensor) -> None:
     torch.testing.assert_close(ours, gloos, rtol=eps, atol=0.0, msg=lambda text: f"{step}: {text}")
 
 
-@pytest.mark.ranks(2, 4, hosts=[3], by_name=[3], standin=[2, 3])
+@pytest.mark.ranks(2, 4, hosts=[3], by_name=[3], rails=[3], standin=[2, 3])
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_program(seed: int) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import _make_nccl_premul_sum as premul_sum
 from calls import check_group, expect_error
 from rows import filled
 
-pytestmark = pytest.mark.ranks(2, 3, by_name=[2])
+pytestmark = pytest.mark.ranks(2, 3, by_name=[2], rails=[2])
 
 Call = Callable[[Tensor], object]
 
