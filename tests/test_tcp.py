@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import re
@@ -20,13 +19,10 @@ import torch.distributed as dist
 from calls import check_group
 from launch import launch
 from ranks import RankPool
-from rig.hosts import INTERFACE, NETWORK, Hosts, complaint
+from rig.hosts import Hosts, complaint
 from torch_hvd import _addresses, _tcp
 
-IPV6 = "fd00::/64"
-
 needs_hosts = pytest.mark.skipif(bool(REASON := complaint()), reason=f"no hosts here: {REASON}")
-needs_ipv6 = pytest.mark.skipif(bool(WHY := complaint(network=IPV6)), reason=f"no IPv6 here: {WHY}")
 
 
 def connect_all(store: dist.Store, size: int) -> list[str]:
@@ -118,92 +114,12 @@ def test_an_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None
     assert f"no interface 'nothing0' has an address here; those that have are {here}" in text
 
 
-def test_an_interface_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    assert _addresses.for_peers([0, 0]) == ["127.0.0.1"]
-
-
 def test_not_as_many_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([1, 2, 1])
     monkeypatch.setattr(_addresses, "for_peers", lambda hosts: ["127.0.0.1"] * next(counts))
     errors = connect_all(dist.HashStore(), 3)
     what = r"interfaces to use: \d, rank \d: \d; allowed is the same number on every rank"
     assert len({re.findall(what, error)[0] for error in errors}) == 1, errors
-
-
-def test_a_name_that_means_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    elsewhere = "203.0.113.7"  # of RFC 5737
-    known = {socket.gethostname(): elsewhere, "localhost": "127.0.0.1", "master": "127.0.0.2"}
-    monkeypatch.setattr(_addresses, "resolve", known.get)
-    for master in ("localhost", "master", "unknown"):
-        monkeypatch.setenv("MASTER_ADDR", master)
-        assert _addresses.for_peers([0, 0]) == ["127.0.0.1"]
-    monkeypatch.setattr(_addresses, "is_loopback", lambda address: address == "127.0.0.1")
-    monkeypatch.setenv("MASTER_ADDR", "master")
-    assert _addresses.for_peers([0, 0]) == [_addresses.towards("127.0.0.2")]
-
-
-def test_a_name_that_means_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on Debian, where on the host of rank 0 MASTER_ADDR does, too."""
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setenv("MASTER_ADDR", "node1")
-    monkeypatch.setattr(_addresses, "resolve", lambda host: "127.0.1.1")
-    interfaces = [("lo", "127.0.0.1"), ("eth0", "192.0.2.7")]  # of RFC 5737
-    monkeypatch.setattr(_addresses, "of_interfaces", lambda: iter(interfaces))
-    assert _addresses.for_peers([0, 0]) == ["127.0.0.1"]
-    assert _addresses.for_peers([0, 1]) == ["192.0.2.7"]
-    interfaces.pop()
-    with pytest.raises(OSError, match="this host has only loopback"):
-        _addresses.for_peers([0, 1])
-
-
-@needs_hosts
-@pytest.mark.parametrize("network", [NETWORK, pytest.param(IPV6, marks=needs_ipv6)])
-@pytest.mark.parametrize("known", ["the interface", "the way to rank 0", "no more than loopback"])
-@pytest.mark.parametrize("transport", ["tcp", "gloo"])
-def test_two_hosts_whose_names_mean_nothing_there(transport: str, known: str, network: str) -> None:
-    script = "ranks = torch.tensor([1 << rank]); dist.all_reduce(ranks); print(ranks.item())"
-    with Hosts(2, network=network) as hosts:
-        names = {
-            "GLOO_SOCKET_IFNAME": INTERFACE if known == "the interface" else "",
-            "MASTER_ADDR": hosts.address(0) if known == "the way to rank 0" else "localhost",
-            "HVD_TRANSPORT": transport,
-        }
-        ended = launch(script, 2, env=names, hosts=hosts)
-    assert [rank.stdout for rank in ended] == ["3\n"] * 2, [rank.stderr for rank in ended]
-
-
-def test_a_name_of_ipv6_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def getaddrinfo(host: str, port: None, family: int, kind: int) -> list[tuple[Any, ...]]:
-        if family == socket.AF_INET:
-            raise socket.gaierror(socket.EAI_NONAME, host)
-        return [(family, kind, 6, "", ("2001:db8::7", 0, 0, 0))]  # of RFC 3849
-
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    monkeypatch.setattr(_addresses, "is_own", lambda address: address == "2001:db8::7")
-    assert _addresses.for_peers([0, 1]) == ["2001:db8::7"]
-
-
-@pytest.mark.parametrize(
-    ("addresses", "found"),
-    [
-        ([], None),
-        (["127.0.0.1", "::1"], None),
-        (["10.0.0.9", "192.0.2.77", "192.0.2.9"], "192.0.2.9"),
-        (["fd00::9", "2001:db8::7777", "2001:db8::9"], "2001:db8::9"),
-        (["fd00::9", "192.0.2.77"], "192.0.2.77"),
-        (["10.0.0.9", "2001:db8::7777"], "2001:db8::7777"),
-    ],
-)
-def test_the_nearest_address(
-    monkeypatch: pytest.MonkeyPatch, addresses: list[str], found: str | None
-) -> None:
-    """This host is 192.0.2.1 and 2001:db8::1."""
-    ours = {4: "192.0.2.1", 6: "2001:db8::1"}
-    monkeypatch.setattr(_addresses, "towards", lambda to: ours[ipaddress.ip_address(to).version])
-    assert _addresses.nearest(addresses) == found
 
 
 def stays_within_memory() -> int:
@@ -291,6 +207,21 @@ def test_the_last_message_of_who_leaves() -> None:
         pool.run(leaves_at_once)
 
 
+def cut_off(hosts: Hosts, rail: int, script: str, markers: Path) -> list[str]:
+    """What ranks print that run a script on two hosts; once both have left a marker with their
+    number, nothing passes that link of host 1, and the marker "cut" is there.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        variables = {"MARKERS": str(markers)}
+        ended = thread.submit(launch, script, 2, env=variables, hosts=hosts, timeout=60)
+        while not all((markers / str(rank)).exists() for rank in range(2)):
+            assert not ended.done(), ended.result()
+            time.sleep(0.01)
+        hosts.cut(1, rail)
+        (markers / "cut").touch()
+        return [rank.stdout for rank in ended.result()]
+
+
 # Rank 0 sends to a host that has been cut off.
 SENDS_TO_NOBODY = """
 from datetime import timedelta
@@ -319,20 +250,13 @@ os._exit(0)
 @needs_hosts
 def test_a_host_that_is_gone_without_a_word(tmp_path: Path) -> None:
     """As by a power cut: its system tells nobody. TCP would send again for a quarter of an hour."""
-    with Hosts(2) as hosts, ThreadPoolExecutor(1) as thread:
-        variables = {"MARKERS": str(tmp_path)}
-        ended = thread.submit(launch, SENDS_TO_NOBODY, 2, env=variables, hosts=hosts, timeout=60)
-        while not all((tmp_path / str(rank)).exists() for rank in range(2)):
-            assert not ended.done(), ended.result()
-            time.sleep(0.01)
-        hosts.cut(1)
-        (tmp_path / "cut").touch()
-        out = ended.result()[0].stdout
+    with Hosts(2) as hosts:
+        out, _ = cut_off(hosts, 0, SENDS_TO_NOBODY, tmp_path)
     assert "rank 1 has left or died" in out, out
     assert 0.9 < float(out.split()[0]) < 10
 
 
-# Until the marker is there, and on until it fails.
+# Until it is cut off, and on until it fails.
 REDUCES_ON_AND_ON = """
 from datetime import timedelta
 from pathlib import Path
@@ -357,16 +281,8 @@ os._exit(0)
 @needs_hosts
 def test_a_rail_that_is_gone_without_a_word(tmp_path: Path) -> None:
     """Half of every tensor goes there, so the ranks cannot do without it."""
-    with Hosts(2, "1gbit", rails=2) as hosts, ThreadPoolExecutor(1) as thread:
-        variables = {"MARKERS": str(tmp_path)}
-        script = REDUCES_ON_AND_ON
-        ended = thread.submit(launch, script, 2, env=variables, hosts=hosts, timeout=60)
-        while not all((tmp_path / str(rank)).exists() for rank in range(2)):
-            assert not ended.done(), ended.result()
-            time.sleep(0.01)
-        hosts.cut(1, rail=1)
-        (tmp_path / "cut").touch()
-        outs = [rank.stdout for rank in ended.result()]
+    with Hosts(2, "1gbit", rails=2) as hosts:
+        outs = cut_off(hosts, 1, REDUCES_ON_AND_ON, tmp_path)
     for rank, out in enumerate(outs):
         assert f"rank {1 - rank} has left or died" in out, outs
         assert float(out.split()[0]) < 10, outs
