@@ -54,7 +54,7 @@ def mpirun(
             environment |= agent(hosts, count, Path(folder))
             places = [f"{hosts.address(host)}:{per_host}" for host in range(count)]
             command = [*hosts.command(0), *command, "-H", ",".join(places)]
-            environment |= {"GLOO_SOCKET_IFNAME": ",".join(hosts.interfaces), **ON_HOSTS}
+            environment |= hosts.variables | ON_HOSTS
         subprocess.run([*command, sys.executable, "-m", *script], env=environment, check=True)
 
 

@@ -144,7 +144,7 @@ class Ranks:
                     place,
                     address=self._hosts.switch_address,
                     namespace=namespace,
-                    variables={"GLOO_SOCKET_IFNAME": ",".join(self._hosts.interfaces)},
+                    variables=self._hosts.variables,
                 )
             if self._rendezvous:
                 place = replace(place, variables=self._rendezvous.variables[rank])

@@ -85,6 +85,11 @@ class Hosts:
         """Of each host."""
         return [f"eth{rail}" for rail in range(len(self._networks))]
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """For the environment of a rank on one of them."""
+        return {"GLOO_SOCKET_IFNAME": ",".join(self.interfaces)}
+
     def address(self, host: int, rail: int = 0) -> str:
         return str(self._networks[rail][host + 1])
 

@@ -43,7 +43,7 @@ def launch(
             own = {"RANK": str(rank), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
             command = [sys.executable, "-c", text]
             if hosts:
-                own["GLOO_SOCKET_IFNAME"] = ",".join(hosts.interfaces)
+                own |= hosts.variables
                 command = [*hosts.command(rank // per_host), *command]
             started.append(
                 subprocess.Popen(

@@ -162,16 +162,14 @@ void TcpTransport::answer(const SendPtr& send, const Header& request) {
 TcpTransport::Rail& TcpTransport::emptiest_rail(const Peer& peer) {
   const size_t count = peer.rails.size();
   const size_t first = answered_++ % count;
-  size_t emptiest = first;
-  auto least = peer.rails[first]->connection.backlog();
-  for (size_t next = first + 1; next < first + count && least > 0; ++next) {
-    const auto backlog = peer.rails[next % count]->connection.backlog();
-    if (backlog < least) {
-      emptiest = next % count;
-      least = backlog;
+  Rail* emptiest = peer.rails[first].get();
+  for (size_t next = first + 1; next < first + count; ++next) {
+    Rail* const rail = peer.rails[next % count].get();
+    if (rail->connection.backlog() < emptiest->connection.backlog()) {
+      emptiest = rail;
     }
   }
-  return *peer.rails[emptiest];
+  return *emptiest;
 }
 
 void TcpTransport::ask(int peer, const ReceivePtr& receive) {
