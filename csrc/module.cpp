@@ -10,6 +10,7 @@
 #include "device_bindings.h"
 #include "holder.h"
 #include "mpi_bindings.h"
+#include "options_bindings.h"
 #include "process_group.h"
 #include "registry.h"
 #include "shm_bindings.h"
@@ -25,14 +26,11 @@ using namespace pybind11::literals;
 
 namespace {
 
-using Milliseconds = std::chrono::milliseconds;
-using OptionsPtr = c10::intrusive_ptr<hvd::Options>;
-
 c10::intrusive_ptr<hvd::ProcessGroupHVD> make_process_group(
     const c10::intrusive_ptr<c10d::Store>& store,
     std::unique_ptr<hvd::Transport> transport,
     std::unique_ptr<hvd::DeviceTransport> device,
-    const OptionsPtr& options,
+    const c10::intrusive_ptr<hvd::Options>& options,
     const std::string& group,
     const std::vector<double>& stats_edges) {
   py::gil_scoped_release no_gil;
@@ -81,65 +79,7 @@ py::dict as_dict(hvd::Statistics& statistics) {
 
 PYBIND11_MODULE(_C, m) {
   py::module_::import("torch._C._distributed_c10d");
-  py::class_<hvd::Options, c10d::Backend::Options, OptionsPtr>(
-      m, "Options", py::dynamic_attr())
-      .def(
-          py::init([](Milliseconds timeout,
-                      std::optional<std::string> transport,
-                      std::optional<int64_t> fusion_threshold,
-                      std::optional<int64_t> fusion_cutoff,
-                      std::optional<bool> check,
-                      std::optional<std::string> compression,
-                      std::optional<int64_t> compression_min_bytes,
-                      std::optional<int32_t> block,
-                      std::optional<bool> error_feedback,
-                      std::optional<double> stall_check_time,
-                      std::optional<double> stall_shutdown_time) {
-            auto options = c10::make_intrusive<hvd::Options>(timeout);
-            options->transport = std::move(transport);
-            options->fusion_threshold = fusion_threshold;
-            options->fusion_cutoff = fusion_cutoff;
-            options->check = check;
-            options->compression = std::move(compression);
-            options->compression_min_bytes = compression_min_bytes;
-            options->block = block;
-            options->error_feedback = error_feedback;
-            options->stall_check_time = stall_check_time;
-            options->stall_shutdown_time = stall_shutdown_time;
-            return options;
-          }),
-          py::kw_only(),
-          py::arg("timeout") = Milliseconds(kBackendDefaultTimeout),
-          py::arg("transport") = py::none(),
-          py::arg("fusion_threshold") = py::none(),
-          py::arg("fusion_cutoff") = py::none(),
-          py::arg("check").noconvert() = py::none(), // or "0" would be true
-          py::arg("compression") = py::none(),
-          py::arg("compression_min_bytes") = py::none(),
-          py::arg("block") = py::none(),
-          py::arg("error_feedback").noconvert() = py::none(),
-          py::arg("stall_check_time") = py::none(),
-          py::arg("stall_shutdown_time") = py::none())
-      .def_readwrite("transport", &hvd::Options::transport)
-      .def_readwrite("fusion_threshold", &hvd::Options::fusion_threshold)
-      .def_readwrite("fusion_cutoff", &hvd::Options::fusion_cutoff)
-      .def_readwrite("check", &hvd::Options::check)
-      .def_readwrite("compression", &hvd::Options::compression)
-      .def_readwrite(
-          "compression_min_bytes", &hvd::Options::compression_min_bytes)
-      .def_readwrite("block", &hvd::Options::block)
-      .def_readwrite("error_feedback", &hvd::Options::error_feedback)
-      .def_readwrite("stall_check_time", &hvd::Options::stall_check_time)
-      .def_readwrite("stall_shutdown_time", &hvd::Options::stall_shutdown_time)
-      .def(
-          "__copy__",
-          [](const hvd::Options& self) {
-            return c10::make_intrusive<hvd::Options>(self);
-          })
-      .def("__deepcopy__", [](const hvd::Options& self, const py::dict&) {
-        return c10::make_intrusive<hvd::Options>(self);
-      });
-
+  hvd::bind_options(m);
   hvd::bind_transports(m);
   hvd::bind_shm(m);
   hvd::bind_mpi(m);

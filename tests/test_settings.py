@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import os
+import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -233,6 +236,36 @@ def test_options_are_copied() -> None:
         other.fusion_threshold = 6
         assert (options.fusion_threshold, other.fusion_threshold) == (5, 6)
         assert other.check is True
+
+
+def test_options_are_described() -> None:
+    """By the call that makes such options."""
+    assert repr(torch_hvd.Options()) == "torch_hvd.Options()"
+    assert repr(torch_hvd.Options(check=False, compression="int8")) == (
+        "torch_hvd.Options(check=False, compression='int8')"
+    )
+    said = repr(torch_hvd.Options(timeout=timedelta(seconds=5), stall_check_time=0.5))
+    assert said == (
+        "torch_hvd.Options(timeout=datetime.timedelta(seconds=5), stall_check_time=0.5)"
+    )
+
+
+def test_options_are_pickled() -> None:
+    """With every setting, in a process that has not imported torch_hvd before."""
+    set_to = DEFAULTS | {"transport": "shm", "block": 64, "error_feedback": True, "check": True}
+    options = torch_hvd.Options(timeout=timedelta(seconds=7), **set_to)
+    options.of_mine = "kept"  # type: ignore[attr-defined]
+    code = """
+import pickle, sys
+options = pickle.loads(sys.stdin.buffer.read())
+print(repr(options), options.of_mine)
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(options), capture_output=True, timeout=60
+    )
+    assert found.returncode == 0, found.stderr.decode()
+    assert found.stdout.decode().strip() == f"{options!r} kept"
+    assert all(f"{name}={value!r}" in repr(options) for name, value in set_to.items())
 
 
 def init(size: int, prefix: str, options: Any = None) -> None:

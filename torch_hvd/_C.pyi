@@ -10,13 +10,14 @@ class Options:
 
     Args:
         timeout: of its operations; c10d's `timeout=` argument takes precedence.
-        transport: "auto", "gloo", "mpi", "nccl", "shm", "shm+gloo" or "shm+mpi"; in force, also
-            "none" for a group of one, and with "+nccl" behind it where CUDA tensors go by NCCL.
+        transport: "auto", "gloo", "mpi", "nccl", "shm", "tcp", "shm+gloo", "shm+mpi" or "shm+tcp";
+            in force, also "none" for a group of one, and with "+nccl" behind it where CUDA tensors
+            go by NCCL.
         fusion_threshold: bytes that all_reduces fused together may have; 0 turns fusion off.
         fusion_cutoff: bytes up to which an all_reduce is fused; a longer one travels alone.
         check: compare what the ranks call before every collective.
         compression: none, fp16, bf16, fp8 (e4m3), fp8_e5m2, int8 or int4; of all_reduces of
-            fp32, fp16 and bf16 tensors with SUM or AVG.
+            fp32, fp16 and bf16 tensors with SUM, PREMUL_SUM or AVG.
         compression_min_bytes: of a tensor, below which it is not compressed.
         block: values that share a scale: 32, 64, ... 1024; 128 where left out, 32 for int4.
         error_feedback: add what was lost of a tensor the next time it is sent; on for int4 where
@@ -26,7 +27,7 @@ class Options:
         stall_shutdown_time: seconds after which it fails, and the group with it; 0 for never.
 
     What is left out comes from the environment, or is the default: see `torch_hvd._settings`. All
-    ranks must have the same, apart from times.
+    ranks must have the same, apart from times. Can be copied and pickled; `repr` has what is set.
     """
 
     transport: str | None
