@@ -36,25 +36,30 @@ bool can_stay(const Collective& collective, const at::Tensor& tensor) {
   return in_reach && is_plain(tensor);
 }
 
-/// Reads: the tensor, or a contiguous copy of it. Detached, for the caller may
-/// give `tensor` other memory while the collective is under way.
+/// As detach() does, for the caller may give `tensor` other memory while the
+/// collective is under way; but not through the dispatcher.
+at::Tensor detached(const at::Tensor& tensor) {
+  return at::Tensor(tensor.tensor_data());
+}
+
+/// Reads: the tensor, or a contiguous copy of it.
 at::Tensor source(Collective& collective, const at::Tensor& tensor) {
   if (can_stay(collective, tensor)) {
-    return tensor.detach();
+    return detached(tensor);
   }
   auto stand_in = stand_in_for(tensor);
-  collective.copy_in.push_back({stand_in, tensor.detach(), {}});
+  collective.copy_in.push_back({stand_in, detached(tensor), {}});
   return stand_in;
 }
 
 /// Writes: the tensor, or a contiguous one that is copied back.
 at::Tensor target(Collective& collective, const at::Tensor& tensor) {
   if (can_stay(collective, tensor)) {
-    return tensor.detach();
+    return detached(tensor);
   }
   check_writable(name(collective.signature.verb), tensor);
   auto stand_in = stand_in_for(tensor);
-  collective.copy_back.emplace_back(tensor.detach(), stand_in);
+  collective.copy_back.emplace_back(detached(tensor), stand_in);
   return stand_in;
 }
 
@@ -63,7 +68,7 @@ at::Tensor in_place(Collective& collective, const at::Tensor& tensor) {
   auto stand_in = source(collective, tensor);
   if (!can_stay(collective, tensor)) {
     check_writable(name(collective.signature.verb), tensor);
-    collective.copy_back.emplace_back(tensor.detach(), stand_in);
+    collective.copy_back.emplace_back(detached(tensor), stand_in);
   }
   return stand_in;
 }
@@ -435,16 +440,16 @@ at::Tensor Arguments::to_send(const at::Tensor& tensor) const {
   check_dense("send", tensor);
   if (in_reach_of_messages(tensor)) {
     StreamMark(tensor.device()).wait();
-    return tensor.detach();
+    return detached(tensor);
   }
-  return tensor.detach().cpu().contiguous().resolve_conj().resolve_neg();
+  return detached(tensor).cpu().contiguous().resolve_conj().resolve_neg();
 }
 
 at::Tensor Arguments::to_receive(const at::Tensor& tensor) const {
   check_dense("recv", tensor);
   // A device may not be done with the memory, and who receives does not wait.
   if (in_reach_of_messages(tensor) && stream_is_idle(tensor.device())) {
-    return tensor.detach();
+    return detached(tensor);
   }
   check_writable("recv", tensor);
   return at::empty(tensor.sizes(), tensor.options().device(at::kCPU));

@@ -19,6 +19,13 @@ void check_lists(const char* verb, size_t count, size_t expected) {
       count);
 }
 
+/// A list of one; one in braces would be copied.
+std::vector<Collective> only(Collective collective) {
+  std::vector<Collective> list;
+  list.push_back(std::move(collective));
+  return list;
+}
+
 at::Tensor single(const char* verb, const std::vector<at::Tensor>& tensors) {
   check_lists(verb, tensors.size(), 1);
   return tensors[0];
@@ -92,7 +99,7 @@ HostGroup::WorkPtr HostGroup::broadcast(
       "hvd:broadcast",
       tensors,
       tensors,
-      {arguments(opts.timeout).broadcast(tensor, opts.rootRank)},
+      only(arguments(opts.timeout).broadcast(tensor, opts.rootRank)),
       opts.asyncOp);
 }
 
@@ -105,7 +112,7 @@ HostGroup::WorkPtr HostGroup::allreduce(
       "hvd:all_reduce",
       tensors,
       tensors,
-      {arguments(opts.timeout).allreduce(tensor, opts.reduceOp)},
+      only(arguments(opts.timeout).allreduce(tensor, opts.reduceOp)),
       opts.asyncOp);
 }
 
@@ -142,7 +149,8 @@ HostGroup::WorkPtr HostGroup::reduce(
       "hvd:reduce",
       tensors,
       tensors,
-      {arguments(opts.timeout).reduce(tensor, opts.reduceOp, opts.rootRank)},
+      only(
+          arguments(opts.timeout).reduce(tensor, opts.reduceOp, opts.rootRank)),
       opts.asyncOp);
 }
 
@@ -157,7 +165,7 @@ HostGroup::WorkPtr HostGroup::allgather(
       "hvd:all_gather",
       inputs,
       outputs[0],
-      {arguments(opts.timeout).allgather(outputs[0], input)},
+      only(arguments(opts.timeout).allgather(outputs[0], input)),
       opts.asyncOp);
 }
 
@@ -170,7 +178,7 @@ HostGroup::WorkPtr HostGroup::_allgather_base(
       "hvd:all_gather",
       {input},
       {output},
-      {arguments(opts.timeout).allgather_into(output, input)},
+      only(arguments(opts.timeout).allgather_into(output, input)),
       opts.asyncOp);
 }
 
@@ -233,7 +241,7 @@ HostGroup::WorkPtr HostGroup::gather(
       "hvd:gather",
       inputs,
       results,
-      {arguments(opts.timeout).gather(results, input, opts.rootRank)},
+      only(arguments(opts.timeout).gather(results, input, opts.rootRank)),
       opts.asyncOp);
 }
 
@@ -248,7 +256,7 @@ HostGroup::WorkPtr HostGroup::scatter(
       "hvd:scatter",
       sources,
       outputs,
-      {arguments(opts.timeout).scatter(output, sources, opts.rootRank)},
+      only(arguments(opts.timeout).scatter(output, sources, opts.rootRank)),
       opts.asyncOp);
 }
 
@@ -263,8 +271,8 @@ HostGroup::WorkPtr HostGroup::reduce_scatter(
       "hvd:reduce_scatter",
       inputs[0],
       outputs,
-      {arguments(opts.timeout)
-           .reduce_scatter(output, inputs[0], opts.reduceOp)},
+      only(arguments(opts.timeout)
+               .reduce_scatter(output, inputs[0], opts.reduceOp)),
       opts.asyncOp);
 }
 
@@ -277,8 +285,8 @@ HostGroup::WorkPtr HostGroup::_reduce_scatter_base(
       "hvd:reduce_scatter",
       {input},
       {output},
-      {arguments(opts.timeout)
-           .reduce_scatter_from(output, input, opts.reduceOp)},
+      only(arguments(opts.timeout)
+               .reduce_scatter_from(output, input, opts.reduceOp)),
       opts.asyncOp);
 }
 
@@ -315,8 +323,8 @@ HostGroup::WorkPtr HostGroup::alltoall_base(
       "hvd:all_to_all",
       {input},
       {output},
-      {arguments(opts.timeout)
-           .alltoall_single(output, input, output_splits, input_splits)},
+      only(arguments(opts.timeout)
+               .alltoall_single(output, input, output_splits, input_splits)),
       opts.asyncOp);
 }
 
@@ -329,7 +337,7 @@ HostGroup::WorkPtr HostGroup::alltoall(
       "hvd:all_to_all",
       inputs,
       outputs,
-      {arguments(opts.timeout).alltoall(outputs, inputs)},
+      only(arguments(opts.timeout).alltoall(outputs, inputs)),
       opts.asyncOp);
 }
 
@@ -427,7 +435,7 @@ HostGroup::WorkPtr HostGroup::barrier(const c10d::BarrierOptions& opts) {
       "hvd:barrier",
       {},
       {},
-      {arguments(opts.timeout).barrier()},
+      only(arguments(opts.timeout).barrier()),
       opts.asyncOp);
 }
 

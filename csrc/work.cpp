@@ -7,13 +7,16 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <optional>
 
 namespace hvd {
 
 namespace {
 
-const char* title_if_profiled(const char* title) {
-  return at::hasCallbacks() ? title : nullptr;
+/// What the profiler shows, if anybody looks.
+std::optional<std::vector<at::Tensor>> if_profiled(
+    const std::vector<at::Tensor>& inputs) {
+  return at::hasCallbacks() ? std::optional(inputs) : std::nullopt;
 }
 
 void complete(
@@ -43,7 +46,11 @@ WorkHVD::WorkHVD(
     const char* title,
     const std::vector<at::Tensor>& inputs,
     std::vector<at::Tensor> results)
-    : Work(engine->transport().rank(), type, title_if_profiled(title), inputs),
+    : Work(
+          engine->transport().rank(),
+          type,
+          at::hasCallbacks() ? title : nullptr,
+          if_profiled(inputs)),
       engine_(std::move(engine)),
       results_(std::move(results)) {}
 
@@ -148,7 +155,9 @@ c10::intrusive_ptr<CollectiveWork> CollectiveWork::submit(
 
 bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
   check_process();
-  if (timeout <= kNoTimeout) {
+  if (Work::isCompleted()) {
+    // The call itself has waited, as a rule.
+  } else if (timeout <= kNoTimeout) {
     engine_->drive_until_done(*operation_);
   } else if (!engine_->wait_until_done(*operation_, Clock::now() + timeout)) {
     C10_THROW_ERROR(

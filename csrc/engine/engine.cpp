@@ -358,13 +358,13 @@ void Engine::retire(Lock& lock, Aftermath& aftermath) {
   }
   retiring_ = true;
   while (!pending_.empty() && pending_.front().finished) {
-    std::vector<Pending> finished;
+    c10::SmallVector<Pending, 1> finished;
     while (!pending_.empty() && pending_.front().finished) {
       finished.push_back(std::move(pending_.front()));
       pending_.pop_front();
       ++retired_;
     }
-    std::vector<Operation*> done;
+    c10::SmallVector<Operation*, 1> done;
     lock.unlock();
     for (auto& part : finished) {
       if (Timeline::instance().is_on() && !part.error) {

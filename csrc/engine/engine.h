@@ -9,6 +9,8 @@
 #include "engine/statistics.h"
 #include "engine/witness.h"
 
+#include <c10/util/SmallVector.h>
+
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -122,8 +124,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Dropping an item can free a Python tensor, which takes the GIL.
   struct Aftermath {
     std::vector<std::function<void()>> continuations;
-    std::vector<std::shared_ptr<Operation>> operations;
-    std::vector<Batch> batches;
+    c10::SmallVector<std::shared_ptr<Operation>, 1> operations;
+    c10::SmallVector<Batch, 1> batches;
   };
 
   /// A collective that is not settled, in order of the sequence.

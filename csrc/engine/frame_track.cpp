@@ -57,11 +57,10 @@ bool FrameTrack::finish(Batch& batch) {
     return false;
   }
   batch.times.exchanged = Clock::now();
+  std::vector<const std::byte*> contributions(frames.size());
   for (const auto& [member, offset] : plan_.framed) {
-    std::vector<const std::byte*> contributions;
-    contributions.reserve(frames.size());
-    for (const std::byte* frame : frames) {
-      contributions.push_back(frame + sizeof(FrameHeader) + offset);
+    for (size_t rank = 0; rank < frames.size(); ++rank) {
+      contributions[rank] = frames[rank] + sizeof(FrameHeader) + offset;
     }
     apply_contributions(
         *batch.items[member].collective,

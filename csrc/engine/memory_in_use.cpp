@@ -10,6 +10,9 @@ namespace hvd {
 std::vector<MemoryInUse::Span> MemoryInUse::spans(
     const Collective& collective) {
   std::vector<Span> spans;
+  spans.reserve(
+      collective.inputs.size() + collective.outputs.size() +
+      collective.copy_in.size() + collective.copy_back.size());
   const auto add = [&](const at::Tensor& tensor) {
     if (tensor.is_sparse()) { // its memory is replaced, not written
       const auto at = reinterpret_cast<uintptr_t>(tensor.unsafeGetTensorImpl());
@@ -37,15 +40,17 @@ std::vector<MemoryInUse::Span> MemoryInUse::spans(
   }
   // In place, or as pieces of one tensor, a collective may meet itself.
   std::sort(spans.begin(), spans.end());
-  std::vector<Span> merged;
+  size_t merged = 0;
   for (const auto& span : spans) {
-    if (!merged.empty() && span.first < merged.back().second) {
-      merged.back().second = std::max(merged.back().second, span.second);
+    if (merged > 0 && span.first < spans[merged - 1].second) {
+      auto& end = spans[merged - 1].second;
+      end = std::max(end, span.second);
     } else {
-      merged.push_back(span);
+      spans[merged++] = span;
     }
   }
-  return merged;
+  spans.resize(merged);
+  return spans;
 }
 
 bool MemoryInUse::take(Collective& collective) {

@@ -4,6 +4,7 @@
 #include "transport/shm/segment.h"
 
 #include <deque>
+#include <list>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -22,7 +23,9 @@ struct Receive : MatchedReceive {
   /// room for others. The receive is done.
   std::optional<Letter> lying;
   uint32_t message = 0; ///< the source's number for it
-  std::deque<Letter> parts; ///< that have come and nobody has begun to read
+  /// That have come and nobody has begun to read. As a rule there are none, and
+  /// then, other than a deque, a list has no memory.
+  std::list<Letter> parts;
   bool reading = false; ///< a thread is at it
 };
 
