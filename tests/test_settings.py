@@ -252,7 +252,7 @@ def test_options_are_described() -> None:
 
 def test_options_are_pickled() -> None:
     """With every setting, in a process that has not imported torch_hvd before."""
-    set_to = DEFAULTS | {"transport": "shm", "block": 64, "error_feedback": True, "check": True}
+    set_to: dict[str, Any] = {**DEFAULTS, "transport": "shm", "block": 64, "error_feedback": True}
     options = torch_hvd.Options(timeout=timedelta(seconds=7), **set_to)
     options.of_mine = "kept"  # type: ignore[attr-defined]
     code = """
