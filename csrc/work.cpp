@@ -155,16 +155,16 @@ c10::intrusive_ptr<CollectiveWork> CollectiveWork::submit(
 
 bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
   check_process();
-  if (Work::isCompleted()) {
-    // The call itself has waited, as a rule.
-  } else if (timeout <= kNoTimeout) {
-    engine_->drive_until_done(*operation_);
-  } else if (!engine_->wait_until_done(*operation_, Clock::now() + timeout)) {
-    C10_THROW_ERROR(
-        DistBackendError,
-        "hvd: timed out waiting " + std::to_string(timeout.count()) +
-            " ms for " + describe() + ", number " + std::to_string(seq_) +
-            " of its process group");
+  if (!Work::isCompleted()) { // where the call itself has waited, it is
+    if (timeout <= kNoTimeout) {
+      engine_->drive_until_done(*operation_);
+    } else if (!engine_->wait_until_done(*operation_, Clock::now() + timeout)) {
+      C10_THROW_ERROR(
+          DistBackendError,
+          "hvd: timed out waiting " + std::to_string(timeout.count()) +
+              " ms for " + describe() + ", number " + std::to_string(seq_) +
+              " of its process group");
+    }
   }
   wait_for_future_and_rethrow();
   return true;

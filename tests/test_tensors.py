@@ -1,4 +1,4 @@
-"""Tensors whose memory is not simply theirs: expanded, sparse, tracked by autograd."""
+"""Tensors of special kinds: expanded, sparse, tracked by autograd, made for inference."""
 
 from __future__ import annotations
 
@@ -81,6 +81,19 @@ def test_recv_into_what_autograd_tracks() -> None:
     assert leaf.is_leaf and leaf.requires_grad
     assert filled(leaf.detach(), float((rank - 1) % size))
     check_group()
+
+
+@torch.inference_mode()
+def test_inference_tensors() -> None:
+    """They have no versions, and their views no history; contiguous, not contiguous, and long."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for tensor in (torch.ones(4), torch.ones(3, 4).t(), torch.ones(1 << 18), torch.ones(8)[2:5]):
+        for async_op in (False, True):
+            tensor.fill_(rank + 1)
+            work = dist.all_reduce(tensor, async_op=async_op)
+            if work is not None:
+                work.wait()
+            assert filled(tensor, size * (size + 1) / 2)
 
 
 def test_factors_of_one_element() -> None:

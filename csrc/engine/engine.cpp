@@ -379,7 +379,8 @@ void Engine::retire(Lock& lock, Aftermath& aftermath) {
       }
       if (--operation.remaining == 0) {
         // Taken out, for it may hold what holds the operation.
-        const auto on_done = std::exchange(operation.on_done, nullptr);
+        auto& on_done = aftermath.called.emplace_back(
+            std::exchange(operation.on_done, nullptr));
         if (auto continuation = on_done(operation.error)) {
           aftermath.continuations.push_back(std::move(continuation));
         }
@@ -430,6 +431,7 @@ void Engine::conclude(Lock& lock, Aftermath& aftermath) {
     continuation();
   }
   aftermath.batches.clear();
+  aftermath.called.clear();
   aftermath.operations.clear();
   lock.lock();
   if (runs_user_code) {

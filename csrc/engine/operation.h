@@ -15,13 +15,15 @@ namespace hvd {
 /// What one c10d call asks of the engine: one or more collectives that complete
 /// together. Once submitted, the engine owns it.
 struct Operation {
+  using OnDone = std::function<std::function<void()>(std::exception_ptr)>;
+
   std::vector<Collective> collectives;
 
   /// Called once, in the order of the sequence, when all collectives are done
   /// or one has failed, and before any waiter learns of it. It must not block
   /// nor wait for other operations. What it returns, if anything, is run after
   /// that and may do both.
-  std::function<std::function<void()>(std::exception_ptr)> on_done;
+  OnDone on_done;
 
   std::exception_ptr error; ///< the first of its collectives
   size_t remaining = 0; ///< collectives not settled
