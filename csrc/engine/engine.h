@@ -124,7 +124,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Dropping an item can free a Python tensor, which takes the GIL.
   struct Aftermath {
     std::vector<std::function<void()>> continuations;
-    c10::SmallVector<Operation::OnDone, 1> called;
+    c10::SmallVector<Operation::OnDone, 1> called; ///< they hold the works
     c10::SmallVector<std::shared_ptr<Operation>, 1> operations;
     c10::SmallVector<Batch, 1> batches;
   };
