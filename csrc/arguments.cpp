@@ -455,6 +455,12 @@ at::Tensor Arguments::to_receive(const at::Tensor& tensor) const {
   return at::empty(tensor.sizes(), tensor.options().device(at::kCPU));
 }
 
+std::vector<Collective> only(Collective collective) {
+  std::vector<Collective> list;
+  list.push_back(std::move(collective));
+  return list;
+}
+
 std::vector<at::Tensor> flattened(
     const std::vector<std::vector<at::Tensor>>& lists) {
   std::vector<at::Tensor> result;

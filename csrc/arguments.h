@@ -104,6 +104,9 @@ class Arguments {
   const std::chrono::milliseconds timeout_;
 };
 
+/// A list of one; one in braces would be copied.
+std::vector<Collective> only(Collective collective);
+
 /// The tensors of all lists, in order.
 std::vector<at::Tensor> flattened(
     const std::vector<std::vector<at::Tensor>>& lists);

@@ -152,7 +152,7 @@ DeviceGroup::WorkPtr DeviceGroup::put_off(
   collective.timeout = call.timeout;
   collective.device_call =
       std::make_shared<DeviceCall>(call.device, std::move(launch), moved);
-  return submit(std::move(call), {std::move(collective)});
+  return submit(std::move(call), only(std::move(collective)));
 }
 
 template <typename BackendVerb, typename VerbOptions, typename... Arguments>
@@ -236,7 +236,7 @@ DeviceGroup::WorkPtr DeviceGroup::allreduce(
   passed.signature.op = opts.reduceOp;
   if (!is_coalescing()) {
     if (auto own = own_allreduce(tensors[0], opts.reduceOp, opts.timeout)) {
-      return submit(std::move(passed), {std::move(*own)});
+      return submit(std::move(passed), only(std::move(*own)));
     }
   }
   return pass_on(std::move(passed), &Backend::allreduce, opts, tensors);

@@ -1,5 +1,7 @@
 #include "device_work.h"
 
+#include "work.h"
+
 #include <ATen/record_function.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -35,7 +37,7 @@ DeviceWork::DeviceWork(
           engine->transport().rank(),
           type,
           at::hasCallbacks() ? title : nullptr,
-          results),
+          if_profiled(results)),
       engine_(std::move(engine)),
       operation_(std::make_shared<Operation>()),
       results_(std::move(results)) {}
@@ -136,16 +138,7 @@ c10::intrusive_ptr<DeviceWork::Future> DeviceWork::getFuture() {
 
 void DeviceWork::await_launch(std::chrono::milliseconds timeout) {
   if (!is_launched()) {
-    if (timeout <= kNoTimeout) {
-      engine_->drive_until_done(*operation_);
-    } else if (!engine_->wait_until_done(*operation_, Clock::now() + timeout)) {
-      C10_THROW_ERROR(
-          DistBackendError,
-          "hvd: timed out waiting " + std::to_string(timeout.count()) +
-              " ms for the launch of " +
-              operation_->collectives[0].signature.describe() + ", number " +
-              std::to_string(seq_) + " of its process group");
-    }
+    wait_for(*engine_, *operation_, timeout, "the launch of ");
   }
   if (exception_) {
     std::rethrow_exception(exception_);

@@ -19,13 +19,6 @@ void check_lists(const char* verb, size_t count, size_t expected) {
       count);
 }
 
-/// A list of one; one in braces would be copied.
-std::vector<Collective> only(Collective collective) {
-  std::vector<Collective> list;
-  list.push_back(std::move(collective));
-  return list;
-}
-
 at::Tensor single(const char* verb, const std::vector<at::Tensor>& tensors) {
   check_lists(verb, tensors.size(), 1);
   return tensors[0];

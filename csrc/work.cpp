@@ -7,17 +7,10 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <optional>
 
 namespace hvd {
 
 namespace {
-
-/// What the profiler shows, if anybody looks.
-std::optional<std::vector<at::Tensor>> if_profiled(
-    const std::vector<at::Tensor>& inputs) {
-  return at::hasCallbacks() ? std::optional(inputs) : std::nullopt;
-}
 
 void complete(
     c10::ivalue::Future& future,
@@ -39,6 +32,28 @@ std::string describe_failure(
 }
 
 } // namespace
+
+std::optional<std::vector<at::Tensor>> if_profiled(
+    const std::vector<at::Tensor>& tensors) {
+  return at::hasCallbacks() ? std::optional(tensors) : std::nullopt;
+}
+
+void wait_for(
+    Engine& engine,
+    const Operation& operation,
+    std::chrono::milliseconds timeout,
+    const std::string& what) {
+  if (timeout <= kNoTimeout) {
+    engine.drive_until_done(operation);
+  } else if (!engine.wait_until_done(operation, Clock::now() + timeout)) {
+    const auto& first = operation.collectives[0];
+    C10_THROW_ERROR(
+        DistBackendError,
+        "hvd: timed out waiting " + std::to_string(timeout.count()) +
+            " ms for " + what + first.signature.describe() + ", number " +
+            std::to_string(first.seq) + " of its process group");
+  }
+}
 
 WorkHVD::WorkHVD(
     std::shared_ptr<Engine> engine,
@@ -156,15 +171,7 @@ c10::intrusive_ptr<CollectiveWork> CollectiveWork::submit(
 bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
   check_process();
   if (!Work::isCompleted()) { // where the call itself has waited, it is
-    if (timeout <= kNoTimeout) {
-      engine_->drive_until_done(*operation_);
-    } else if (!engine_->wait_until_done(*operation_, Clock::now() + timeout)) {
-      C10_THROW_ERROR(
-          DistBackendError,
-          "hvd: timed out waiting " + std::to_string(timeout.count()) +
-              " ms for " + describe() + ", number " + std::to_string(seq_) +
-              " of its process group");
-    }
+    wait_for(*engine_, *operation_, timeout);
   }
   wait_for_future_and_rethrow();
   return true;

@@ -7,9 +7,24 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <vector>
 
 namespace hvd {
+
+/// What the profiler shows of a call, if anybody looks.
+std::optional<std::vector<at::Tensor>> if_profiled(
+    const std::vector<at::Tensor>& tensors);
+
+/// Returns when the operation is done. Throws DistBackendError when `timeout`
+/// passes first; the operation goes on then. Zero or negative: as long as its
+/// own timeout allows. `what`: of the operation, for the error.
+void wait_for(
+    Engine& engine,
+    const Operation& operation,
+    std::chrono::milliseconds timeout,
+    const std::string& what = "");
 
 /// Base of both kinds of work: results and the future that yields them.
 ///
@@ -72,8 +87,7 @@ class CollectiveWork final : public WorkHVD {
       const std::vector<at::Tensor>& inputs,
       std::vector<at::Tensor> results);
 
-  /// Throws DistBackendError when `timeout` passes first; the operation goes
-  /// on then. Zero or negative: as long as the operation's own timeout allows.
+  /// See wait_for().
   bool wait(std::chrono::milliseconds timeout) override;
   uint64_t getSequencenumber() const override;
 
