@@ -227,3 +227,21 @@ def leaves() -> None:
 def test_exited_rank(pool: RankPool) -> None:
     """A rank that ends without a word is like a killed one."""
     assert pool.run(leaves, lost=[1])[1] == Lost(7)
+
+
+@pytest.mark.ranks(3, hosts=[3], by_name=[3])
+@pytest.mark.parametrize("count", [SMALL, LARGE])
+@pytest.mark.parametrize("leaves_first", [True, False], ids=["before", "meanwhile"])
+def test_rank_that_leaves_groups(leaves_first: bool, count: int) -> None:
+    """Its process goes on, and still holds the groups; Gloo's are left with the last reference."""
+    groups = used_groups(count)
+    if dist.get_rank() == dist.get_world_size() - 1:
+        time.sleep(0 if leaves_first else 0.3)
+        for call in SYMMETRIC:
+            dist.destroy_process_group(groups[call])
+        if os.environ["HVD_TRANSPORT"] == "gloo":
+            groups.clear()
+    else:
+        time.sleep(0.3 if leaves_first else 0)
+        together({call: partial(finds_out, call, count, group) for call, group in groups.items()})
+    dist.barrier()

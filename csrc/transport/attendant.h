@@ -33,6 +33,12 @@ class Attendant {
     Attendant& attendant_;
   };
 
+  /// Whether some do.
+  bool is_needed() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return absent_ > 0;
+  }
+
  private:
   void run();
 

@@ -205,8 +205,10 @@ class Transport {
   /// on the peers. Idempotent.
   virtual void abort() noexcept = 0;
 
-  /// No verb comes after it, in this group: ends what goes on without one.
-  /// Idempotent.
+  /// No verb comes after it, in this group: ends what goes on without one, and
+  /// lets the peers hear that this rank has left. Where that must wait for a
+  /// message of the user's, or always does (gloo), they hear of it when this is
+  /// destroyed. Idempotent.
   virtual void leave() noexcept {}
 
  protected:

@@ -9,6 +9,11 @@
 namespace hvd::mpi {
 
 template <typename Abi>
+int source_of(int peer) {
+  return peer == Messages::kAnyPeer ? Abi::kAnySource : peer;
+}
+
+template <typename Abi>
 class BoundMessages final : public Messages {
  public:
   BoundMessages(const Table<Abi>& table, typename Abi::Comm comm)
@@ -35,7 +40,7 @@ class BoundMessages final : public Messages {
         to,
         static_cast<int>(bytes),
         table_.predefined.byte,
-        peer == kAnyPeer ? Abi::kAnySource : peer,
+        source_of<Abi>(peer),
         tag,
         comm_,
         &part.request);
@@ -146,10 +151,11 @@ class BoundCommunicator final : public Communicator {
     return std::make_unique<BoundMessages<Abi>>(table_, comm_);
   }
 
-  int probe(int tag) override {
+  int probe(int tag, int peer) override {
     typename Abi::Status status{};
     int found = 0;
-    table_.call(table_.iprobe, Abi::kAnySource, tag, comm_, &found, &status);
+    table_.call(
+        table_.iprobe, source_of<Abi>(peer), tag, comm_, &found, &status);
     return found != 0 ? status.MPI_SOURCE : -1;
   }
 

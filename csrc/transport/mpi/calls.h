@@ -70,9 +70,9 @@ class Communicator {
   virtual int max_tag() = 0;
   virtual MessagesPtr messages() = 0;
 
-  /// Who has sent a message of that tag, which stays where it is; -1 if nobody
-  /// has. Lets MPI move on.
-  virtual int probe(int tag) = 0;
+  /// Who of that peer, or of all, has sent a message of that tag, which stays
+  /// where it is; -1 if nobody has. Lets MPI move on.
+  virtual int probe(int tag, int peer = Messages::kAnyPeer) = 0;
 
   /// Of these ranks of this one, which all call it with that tag, and no other.
   /// Its errors are returned.

@@ -29,6 +29,11 @@ constexpr std::chrono::milliseconds kLook{5};
 // also copies what has come, and this rank's own messages would leave later.
 constexpr std::chrono::milliseconds kSeldom{1};
 
+// What a rank has sent takes no longer, once it has left. To some libraries a
+// message is sent when the system has all its parts, and those may go by
+// several links.
+constexpr std::chrono::seconds kLinger{1};
+
 // Nobody gives up on a rank that was busy elsewhere for less.
 constexpr std::chrono::milliseconds kAway{100};
 constexpr int kManyLooks = 100;
@@ -92,16 +97,16 @@ MpiTransport::MpiTransport(
       cuda_aware_(cuda_aware),
       peers_(std::vector<pid_t>(ranks.size(), -1), column(ranks, &Rank::life)),
       part_bytes_(part_bytes_among(ranks)),
-      own_(
-          World::instance().communicator().create(
+      membership_(
+          std::make_unique<mpi::Membership>(
+              World::instance().communicator(),
               column(ranks, &Rank::number),
+              rank,
               tag)),
-      users_(
-          World::instance().communicator().create(
-              column(ranks, &Rank::number),
-              tag + 1)),
-      max_tag_(users_->max_tag()),
-      lane_tags_((own_->max_tag() - kFirstLaneTag + 1) / kPlaces),
+      own_(membership_->own()),
+      users_(membership_->users()),
+      max_tag_(users_.max_tag()),
+      lane_tags_((own_.max_tag() - kFirstLaneTag + 1) / kPlaces),
       spin_(ranks_per_core <= 1 ? kSpin : kSpin.zero()),
       attendant_([this](Deadline until) { attend(until); }) {
   if (size() > 1 && World::instance().place()->any_threads) {
@@ -121,17 +126,12 @@ MpiTransport::~MpiTransport() {
       cancel(pending);
     }
   }
+  tell_of_leaving();
   leave();
   attendant_.reset(); // it uses the communicators
-  if (!usable || aborted_) {
-    return; // others may still use them, so their ids stay taken
-  }
-  try {
-    own_->free();
-    users_->free();
-  } catch (const TransportError&) {
-    // They stay then.
-  }
+  if (usable && !aborted_) {
+    World::instance().retire(std::move(membership_));
+  } // else others may still use them, so their ids stay taken
 }
 
 int MpiTransport::tag_of(const Lane& lane, const at::Tensor& buffer) const {
@@ -153,7 +153,7 @@ RequestPtr MpiTransport::start(
   if (!sends.empty()) {
     check_meanwhile(unseen);
   }
-  auto pending = std::make_shared<Pending>(own_->messages());
+  auto pending = std::make_shared<Pending>(own_.messages());
   auto request = std::make_unique<MpiRequest>(*this, pending);
   // In this order: MPI copies what has come when a receive is posted.
   for (const auto& [peer, buffer] : sends) {
@@ -195,7 +195,7 @@ RequestPtr MpiTransport::exchange_frames(
 template <typename Post>
 RequestPtr MpiTransport::start_users(Post post) {
   check_open();
-  auto pending = std::make_shared<Pending>(users_->messages());
+  auto pending = std::make_shared<Pending>(users_.messages());
   auto request = std::make_unique<MpiRequest>(*this, pending);
   post(*pending);
   if (!pending->test()) {
@@ -222,7 +222,16 @@ RequestPtr MpiTransport::recv_any(const at::Tensor& buffer, int tag) {
 }
 
 bool MpiTransport::is_gone(int peer) const {
-  return peer != rank() && peers_.is_gone(peer);
+  return peer != rank() && (peers_.is_gone(peer) || has_left(peer));
+}
+
+bool MpiTransport::has_left(int peer) const {
+  const auto held = World::instance().hold();
+  try {
+    return World::instance().is_usable() && membership_->has_left(peer);
+  } catch (const TransportError&) {
+    return false; // whoever waits for a message finds out
+  }
 }
 
 void MpiTransport::check_not_aborted() const {
@@ -280,7 +289,7 @@ void MpiTransport::check_meanwhile(Clock::duration unseen) {
 }
 
 void MpiTransport::check_notices() const {
-  if (const int peer = own_->probe(kAbortTag); peer >= 0) {
+  if (const int peer = own_.probe(kAbortTag); peer >= 0) {
     World::instance().abandon(nullptr);
     throw TransportError("mpi: rank " + std::to_string(peer) + " has given up");
   }
@@ -289,8 +298,12 @@ void MpiTransport::check_notices() const {
 void MpiTransport::look_around(Pending& pending) const {
   check_notices();
   const int peer = pending.awaited_peer();
-  // What it had sent may be here all the same.
-  if (peer >= 0 && is_gone(peer) && !pending.test_often()) {
+  if (peer < 0 || !is_gone(peer)) {
+    return;
+  }
+  // What it had sent may be here all the same, or on its way from another host.
+  const auto patience = peers_.is_gone(peer) ? kLook.zero() : kLinger;
+  if (!pending.test_for(patience)) {
     World::instance().abandon(nullptr);
     throw TransportError(pending.describe() + ": it has left or died");
   }
@@ -330,7 +343,7 @@ void MpiTransport::look_after() noexcept {
     return;
   }
   try {
-    own_->probe(kAbortTag);
+    own_.probe(kAbortTag);
     std::lock_guard<std::mutex> lock(mutex_);
     dropped_.remove_if([](const auto& pending) { return pending->test(); });
   } catch (const TransportError&) {
@@ -338,7 +351,20 @@ void MpiTransport::look_after() noexcept {
   }
 }
 
+void MpiTransport::tell_of_leaving() noexcept {
+  try {
+    if (!aborted_ && World::instance().is_usable()) {
+      membership_->leave();
+    }
+  } catch (const TransportError&) {
+    // They find out by themselves, later.
+  }
+}
+
 void MpiTransport::leave() noexcept {
+  if (!attendant_->is_needed()) {
+    tell_of_leaving();
+  }
   if (keeper_) {
     keeper_->stop();
   }
@@ -352,7 +378,7 @@ void MpiTransport::abort() noexcept {
     if (!World::instance().is_usable()) {
       return;
     }
-    auto notices = std::make_shared<Pending>(own_->messages());
+    auto notices = std::make_shared<Pending>(own_.messages());
     const auto notice = at::zeros({1}, at::kByte);
     for (const int peer : others()) {
       notices->send(notice, peer, kAbortTag, Messages::kMostBytes);

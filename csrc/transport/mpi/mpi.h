@@ -1,8 +1,8 @@
 #pragma once
 
 #include "transport/attendant.h"
-#include "transport/mpi/calls.h"
 #include "transport/mpi/keeper.h"
+#include "transport/mpi/membership.h"
 #include "transport/mpi/world.h"
 #include "transport/shm/peers.h"
 #include "transport/transport.h"
@@ -77,10 +77,10 @@ class MpiTransport final : public Transport {
   /// One verb's messages, with what they need as long as they are under way.
   class Pending;
 
-  // Tags of our own messages.
-  static constexpr int kFrameTag = 0;
-  static constexpr int kAbortTag = 1;
-  static constexpr int kFirstLaneTag = 2;
+  // Tags of our own messages, beside Membership's.
+  static constexpr int kFrameTag = 1;
+  static constexpr int kAbortTag = 2;
+  static constexpr int kFirstLaneTag = 3;
   // 6 bits of the sequence and the stage keep collectives apart that are under
   // way at once, the rest of a tag those that differ between ranks.
   static constexpr int kPlaces = 128;
@@ -106,6 +106,10 @@ class MpiTransport final : public Transport {
   void wait(Pending& pending, Deadline deadline);
   /// Looks for what ends a wait other than its message. Throws TransportError.
   void look_around(Pending& pending) const;
+  /// Whether the peer has let this rank know that it leaves.
+  bool has_left(int peer) const;
+  /// Lets the others know that this one does.
+  void tell_of_leaving() noexcept;
   /// Whether another rank has given up while this one was elsewhere: what it
   /// had sent before would be taken for success. Does nothing if that has been
   /// for less than `unseen`. Throws TransportError.
@@ -121,8 +125,9 @@ class MpiTransport final : public Transport {
   const bool cuda_aware_;
   const shm::Peers peers_;
   const std::vector<int64_t> part_bytes_; ///< of exchanges, by peer
-  const std::unique_ptr<mpi::Communicator> own_; ///< for exchanges
-  const std::unique_ptr<mpi::Communicator> users_;
+  std::unique_ptr<mpi::Membership> membership_; ///< until this is destroyed
+  mpi::Communicator& own_; ///< for exchanges
+  mpi::Communicator& users_;
   const int max_tag_;
   const int lane_tags_; ///< how many there are for one place in the sequence
   const std::chrono::microseconds spin_;

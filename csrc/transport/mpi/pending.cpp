@@ -1,6 +1,7 @@
 #include "transport/mpi/pending.h"
 
 #include <algorithm>
+#include <thread>
 
 namespace hvd {
 
@@ -10,6 +11,9 @@ namespace {
 
 // What MPI can do at once takes no more calls.
 constexpr int kOften = 100;
+
+// Between two calls, after that.
+constexpr std::chrono::microseconds kPause{100};
 
 } // namespace
 
@@ -94,8 +98,12 @@ bool MpiTransport::Pending::test() {
   return true;
 }
 
-bool MpiTransport::Pending::test_often() {
+bool MpiTransport::Pending::test_for(Clock::duration time) {
+  const auto until = Clock::now() + time;
   for (int i = 0; i < kOften && !test(); ++i) {
+  }
+  while (!test() && Clock::now() < until) {
+    std::this_thread::sleep_for(kPause);
   }
   return is_done_;
 }
@@ -105,7 +113,7 @@ bool MpiTransport::Pending::cancel() {
   rest_.reset();
   try {
     messages_->cancel_receives();
-    return test_often();
+    return test_for({});
   } catch (const TransportError&) {
     return false;
   }

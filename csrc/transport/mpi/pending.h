@@ -25,8 +25,8 @@ class MpiTransport::Pending {
 
   /// Whether all is done; asks MPI.
   bool test();
-  /// The same, after all that MPI can do at once.
-  bool test_often();
+  /// The same, after all that MPI can do at once, and for so long.
+  bool test_for(Clock::duration time);
   /// Gives up what can be; returns whether nothing is under way then.
   bool cancel();
 

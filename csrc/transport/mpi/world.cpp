@@ -107,6 +107,18 @@ void World::abandon(std::shared_ptr<void> buffers) {
   abandoned_.push_back(std::move(buffers));
 }
 
+void World::retire(std::unique_ptr<Membership> membership) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  retired_.push_back(std::move(membership));
+  retired_.remove_if([](const auto& retired) {
+    try {
+      return retired->dissolve();
+    } catch (const TransportError&) {
+      return true; // its communicators stay
+    }
+  });
+}
+
 void World::finalise() {
   if (depth_ != fork_depth()) {
     return; // a process forked off has this handler, too

@@ -1,9 +1,10 @@
 #pragma once
 
-#include "transport/mpi/calls.h"
+#include "transport/mpi/membership.h"
 #include "transport/mpi/pmi.h"
 
 #include <atomic>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -63,6 +64,10 @@ class World {
   /// null, where only the latter holds.
   void abandon(std::shared_ptr<void> buffers);
 
+  /// Dissolves a group that this rank has left as soon as it can be: when it or
+  /// a later one is handed over here.
+  void retire(std::unique_ptr<Membership> membership);
+
  private:
   World() = default;
   void finalise_at_exit();
@@ -82,6 +87,7 @@ class World {
   std::atomic<int> depth_{0}; ///< of forks, where MPI runs
   bool is_abandoned_ = false;
   std::vector<std::shared_ptr<void>> abandoned_;
+  std::list<std::unique_ptr<Membership>> retired_;
 };
 
 } // namespace hvd::mpi

@@ -166,10 +166,10 @@ bool Outbox::is_waiting() const {
   });
 }
 
-bool Outbox::is_read_from() const {
-  return std::ranges::any_of(unread_, [](const auto& entry) {
-    return entry.second->form == Letter::Form::Direct;
-  });
+bool Outbox::is_busy() const {
+  return is_waiting() || std::ranges::any_of(unread_, [](const auto& entry) {
+           return entry.second->form == Letter::Form::Direct;
+         });
 }
 
 bool Outbox::write(int peer, const Acknowledgement& acknowledgement) {

@@ -70,8 +70,9 @@ class Outbox {
   /// Whether something waits for room.
   bool is_waiting() const;
 
-  /// Whether a peer has yet to read something from this process's own memory.
-  bool is_read_from() const;
+  /// Whether something does, or a peer has yet to read something from this
+  /// process's own memory.
+  bool is_busy() const;
 
  private:
   struct Acknowledgement {

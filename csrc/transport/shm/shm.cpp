@@ -65,8 +65,7 @@ ShmTransport::~ShmTransport() {
   // What others have yet to read from this process they must read now.
   const auto latest = Clock::now() + std::chrono::seconds(1);
   Lock lock(mutex_);
-  while (!aborted_ && (outbox_.is_waiting() || outbox_.is_read_from()) &&
-         Clock::now() < latest) {
+  while (!aborted_ && outbox_.is_busy() && Clock::now() < latest) {
     move_on(lock);
   }
   closing_ = true;
@@ -75,9 +74,7 @@ ShmTransport::~ShmTransport() {
   if (delivery_.joinable()) {
     delivery_.join();
   }
-  auto& head = segments_[rank()].head();
-  auto open = SegmentHead::State::Open;
-  head.state.compare_exchange_strong(open, SegmentHead::State::Left);
+  tell_of_leaving();
 }
 
 RequestPtr ShmTransport::start(
@@ -150,6 +147,20 @@ bool ShmTransport::is_gone(int peer) const {
   return peer != rank() &&
       (segments_[peer].head().state == SegmentHead::State::Left ||
        peers_.is_gone(peer));
+}
+
+void ShmTransport::tell_of_leaving() {
+  auto open = SegmentHead::State::Open;
+  segments_[rank()].head().state.compare_exchange_strong(
+      open, SegmentHead::State::Left);
+}
+
+void ShmTransport::leave() noexcept {
+  const Lock lock(mutex_);
+  progress();
+  if (!outbox_.is_busy() && !mailbox_.awaits_users_message()) {
+    tell_of_leaving();
+  }
 }
 
 void ShmTransport::abort() noexcept {

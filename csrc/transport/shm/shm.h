@@ -66,6 +66,7 @@ class ShmTransport final : public MatchingTransport {
   void attend(Deadline until) override;
   bool is_gone(int peer) const override;
   void abort() noexcept override;
+  void leave() noexcept override;
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -103,6 +104,7 @@ class ShmTransport final : public MatchingTransport {
   /// Sees to what is under way, or rests for as long as a full ring may go
   /// unnoticed.
   void move_on(Lock& lock);
+  void tell_of_leaving();
   void deliver_in_background();
   void deliver(Lock& lock);
 

@@ -273,6 +273,18 @@ bool TcpTransport::is_gone(int peer) const {
   return has_left(peer);
 }
 
+void TcpTransport::leave() noexcept {
+  const Lock lock(mutex_);
+  if (is_busy()) {
+    return;
+  }
+  for (auto& peer : peers_) {
+    for (const auto& rail : peer.rails) {
+      rail->connection.finish();
+    }
+  }
+}
+
 void TcpTransport::abort() noexcept {
   {
     Lock lock(mutex_);

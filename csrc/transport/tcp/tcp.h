@@ -44,6 +44,7 @@ class TcpTransport final : public MatchingTransport {
   int64_t segment_bytes() const override;
   bool is_gone(int peer) const override;
   void abort() noexcept override;
+  void leave() noexcept override;
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -96,6 +97,8 @@ class TcpTransport final : public MatchingTransport {
   void hear_out();
   void serve(const epoll_event* events, int count);
   bool any_open(c10::function_ref<bool(const tcp::Connection&)> is) const;
+  /// Whether something is yet to be sent, or was asked for.
+  bool is_busy() const;
   bool is_moving() const;
   void move_in_background();
   void move();

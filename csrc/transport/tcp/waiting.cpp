@@ -163,14 +163,18 @@ bool TcpTransport::any_open(
   });
 }
 
-bool TcpTransport::is_moving() const {
+bool TcpTransport::is_busy() const {
   const auto holds = [](const Peer& peer) {
     return !peer.held.empty() && peer.rails.front()->connection.is_open();
   };
-  return mailbox_.awaits_long_or_users() || any_open([](const auto& one) {
-           return one.is_full() || one.is_reading();
-         }) ||
+  return mailbox_.awaits_long_or_users() ||
+      any_open([](const auto& one) { return one.is_full(); }) ||
       std::ranges::any_of(peers_, holds);
+}
+
+bool TcpTransport::is_moving() const {
+  return is_busy() ||
+      any_open([](const auto& one) { return one.is_reading(); });
 }
 
 void TcpTransport::move_in_background() {

@@ -1,0 +1,60 @@
+#pragma once
+
+#include "transport/mpi/calls.h"
+
+#include <memory>
+#include <vector>
+
+namespace hvd::mpi {
+
+/// This rank's part in a group: its communicators, and the word by which the
+/// others hear that it leaves. MPI itself tells nobody: a process that has left
+/// may go on, or wait for the others at MPI's end.
+///
+/// The word is a message. MPI may give a communicator's id to a later one,
+/// which would receive what the first one did not, so this has to last until
+/// all others have left, too: see World::retire().
+///
+/// Threads: every member may be called from any thread, but of leave() and
+/// dissolve() one at a time.
+class Membership {
+ public:
+  /// Of these ranks of `world`, which all make it with that tag, and no other
+  /// group at that time with it or the next. This one is at place `rank`.
+  Membership(
+      Communicator& world,
+      const std::vector<int>& ranks,
+      int rank,
+      int tag);
+
+  /// For the group's own messages, by tags other than kLeaveTag.
+  Communicator& own() const {
+    return *own_;
+  }
+  /// For the user's.
+  Communicator& users() const {
+    return *users_;
+  }
+
+  static constexpr int kLeaveTag = 0;
+
+  /// Tells the others; what this rank has sent before arrives before that, but
+  /// for parts of it that have taken another way. Idempotent.
+  void leave();
+
+  /// Whether that peer has told this rank.
+  bool has_left(int peer) const;
+
+  /// Once this rank has told the others: frees the communicators if they have,
+  /// too. Returns whether it did.
+  bool dissolve();
+
+ private:
+  const std::unique_ptr<Communicator> own_;
+  const std::unique_ptr<Communicator> users_;
+  const MessagesPtr words_; ///< sent, and received
+  std::vector<int> untold_; ///< the others, until leave()
+  std::vector<int> present_; ///< the others, until dissolve() has their word
+};
+
+} // namespace hvd::mpi
