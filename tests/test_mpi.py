@@ -406,6 +406,20 @@ def test_a_rank_that_raises_does_not_wait_for_the_others() -> None:
     assert second.returncode == 0 and second.stdout == "told\n", second.stderr
 
 
+LAUNCHERS = [
+    pytest.param("openmpi", marks=needs_open_mpi),
+    pytest.param("mpich", marks=needs_mpich),
+    pytest.param(SYSTEMS_OPEN_MPI, marks=needs_systems_open_mpi_4),
+]
+
+
+def launch_program(launcher: str, program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    script = folder / "program.py"
+    script.write_text(program)
+    env = {"HVD_LIBMPI": str(SYSTEMS_OPEN_MPI_4)} if launcher == SYSTEMS_OPEN_MPI else None
+    return launch_by_mpi(launcher, 2, script, env=env)
+
+
 FEWER_BATCHES = """
 import torch
 import torch.distributed as dist
@@ -416,23 +430,43 @@ for _ in range(3 if dist.get_rank() == 1 else 4):
 """
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        pytest.param("openmpi", marks=needs_open_mpi),
-        pytest.param("mpich", marks=needs_mpich),
-        pytest.param(SYSTEMS_OPEN_MPI, marks=needs_systems_open_mpi_4),
-    ],
-)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_rank_with_fewer_batches(launcher: str, tmp_path: Path) -> None:
     """At MPI's end it waits for the others, which must hear that it does not take part any more."""
-    script = tmp_path / "script.py"
-    script.write_text(FEWER_BATCHES)
-    env = {"HVD_LIBMPI": str(SYSTEMS_OPEN_MPI_4)} if launcher == SYSTEMS_OPEN_MPI else None
-    ended = launch_by_mpi(launcher, 2, script, env=env)
+    ended = launch_program(launcher, FEWER_BATCHES, tmp_path)
     assert ended.returncode != 0
     assert "all_reduce(float32[4], SUM), number 3" in ended.stdout, ended.stdout
     assert "it has left or died" in ended.stdout, ended.stdout
+
+
+GETS_OVER_A_FAILURE = """
+import time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("hvd")
+rank = dist.get_rank()
+group = dist.new_group(timeout=timedelta(seconds=1))
+if rank == 0:
+    for count in (4, 300_000):
+        try:
+            dist.all_reduce(torch.ones(count), group=group)
+        except dist.DistBackendError:
+            pass
+    dist.isend(torch.ones(4_000_000), 1)
+dist.barrier()
+time.sleep(2 * rank)
+print("all well", flush=True)
+"""
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_who_gets_over_a_failure_ends_nobody(launcher: str, tmp_path: Path) -> None:
+    """A launcher ends all when one ends without MPI's end, even if it says that all is well."""
+    ended = launch_program(launcher, GETS_OVER_A_FAILURE, tmp_path)
+    assert ended.returncode == 0, ended.stdout
+    assert ended.stdout.count("all well") == 2, ended.stdout
 
 
 def is_late_in_a_group_after_another() -> None:

@@ -12,16 +12,19 @@ Membership::Membership(
     int tag)
     : own_(world.create(ranks, tag)),
       users_(world.create(ranks, tag + 1)),
-      words_(own_->messages()),
-      present_(ranks.size()) {
-  std::iota(present_.begin(), present_.end(), 0);
-  std::erase(present_, rank);
-  untold_ = present_;
+      others_(ranks.size()),
+      words_(own_->messages()) {
+  std::iota(others_.begin(), others_.end(), 0);
+  std::erase(others_, rank);
 }
 
 void Membership::leave() {
-  for (const int peer : std::exchange(untold_, {})) {
+  const auto others = std::exchange(others_, {});
+  for (const int peer : others) {
     words_->send(nullptr, 0, peer, kLeaveTag);
+  }
+  for (const int peer : others) {
+    words_->receive(nullptr, 0, peer, kLeaveTag);
   }
 }
 
@@ -30,14 +33,7 @@ bool Membership::has_left(int peer) const {
 }
 
 bool Membership::dissolve() {
-  std::erase_if(present_, [this](int peer) {
-    const bool left = has_left(peer);
-    if (left) {
-      words_->receive(nullptr, 0, peer, kLeaveTag);
-    }
-    return left;
-  });
-  if (!present_.empty() || !words_->test()) {
+  if (!words_->test()) {
     return false;
   }
   own_->free();

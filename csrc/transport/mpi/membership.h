@@ -42,7 +42,7 @@ class Membership {
   /// for parts of it that have taken another way. Idempotent.
   void leave();
 
-  /// Whether that peer has told this rank.
+  /// Whether that peer has told this rank, which has not left.
   bool has_left(int peer) const;
 
   /// Once this rank has told the others: frees the communicators if they have,
@@ -52,9 +52,8 @@ class Membership {
  private:
   const std::unique_ptr<Communicator> own_;
   const std::unique_ptr<Communicator> users_;
-  const MessagesPtr words_; ///< sent, and received
-  std::vector<int> untold_; ///< the others, until leave()
-  std::vector<int> present_; ///< the others, until dissolve() has their word
+  std::vector<int> others_; ///< until leave()
+  const MessagesPtr words_; ///< to them and from them, since then
 };
 
 } // namespace hvd::mpi

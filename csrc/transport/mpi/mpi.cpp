@@ -266,7 +266,6 @@ void MpiTransport::wait(Pending& pending, Deadline deadline) {
     }
     const auto now = Clock::now();
     if (now >= deadline) {
-      World::instance().abandon(nullptr);
       throw TransportTimeout("Timed out waiting for " + pending.describe());
     }
     if (now >= next_look) {
@@ -290,7 +289,6 @@ void MpiTransport::check_meanwhile(Clock::duration unseen) {
 
 void MpiTransport::check_notices() const {
   if (const int peer = own_.probe(kAbortTag); peer >= 0) {
-    World::instance().abandon(nullptr);
     throw TransportError("mpi: rank " + std::to_string(peer) + " has given up");
   }
 }
@@ -304,7 +302,6 @@ void MpiTransport::look_around(Pending& pending) const {
   // What it had sent may be here all the same, or on its way from another host.
   const auto patience = peers_.is_gone(peer) ? kLook.zero() : kLinger;
   if (!pending.test_for(patience)) {
-    World::instance().abandon(nullptr);
     throw TransportError(pending.describe() + ": it has left or died");
   }
 }

@@ -103,7 +103,6 @@ bool World::is_usable() {
 
 void World::abandon(std::shared_ptr<void> buffers) {
   std::lock_guard<std::mutex> lock(mutex_);
-  is_abandoned_ = true;
   abandoned_.push_back(std::move(buffers));
 }
 
@@ -125,7 +124,7 @@ void World::finalise() {
   }
   const std::unique_lock<std::shared_mutex> unused(in_use_);
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (is_abandoned_ || !running_) {
+  if (!running_) {
     return;
   }
   running_ = nullptr;

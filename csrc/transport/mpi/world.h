@@ -59,9 +59,7 @@ class World {
   }
 
   /// Keeps what MPI may still read or write until the process ends, because
-  /// nothing can be done about it, and does not finalise MPI then: it would
-  /// wait for those messages, and for ranks that may be gone. `buffers`: may be
-  /// null, where only the latter holds.
+  /// nothing can be done about it.
   void abandon(std::shared_ptr<void> buffers);
 
   /// Dissolves a group that this rank has left as soon as it can be: when it or
@@ -71,7 +69,6 @@ class World {
  private:
   World() = default;
   void finalise_at_exit();
-  /// Ends MPI if nothing was abandoned.
   void finalise();
   void start();
   void adopt();
@@ -85,7 +82,6 @@ class World {
   std::atomic<Calls*> running_{nullptr}; ///< until MPI is finalised here
   Place place_{};
   std::atomic<int> depth_{0}; ///< of forks, where MPI runs
-  bool is_abandoned_ = false;
   std::vector<std::shared_ptr<void>> abandoned_;
   std::list<std::unique_ptr<Membership>> retired_;
 };
