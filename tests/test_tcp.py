@@ -183,6 +183,9 @@ def leaves_at_once(holds_group: bool) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     group = dist.new_group()
     check_group(group)
+    if rank > 0:
+        dist.isend(torch.ones(1_000), 0, group=group)
+    dist.barrier()
     if rank == 0:
         for peer in range(1, size):
             dist.send(torch.full((20_000,), float(peer)), peer, group=group)
@@ -190,7 +193,6 @@ def leaves_at_once(holds_group: bool) -> None:
         if not holds_group:
             del group
     else:
-        dist.isend(torch.ones(20_000), 0, group=group)
         time.sleep(0.2)
         got = torch.empty(20_000)
         dist.recv(got, 0, group=group)
