@@ -229,6 +229,22 @@ def test_exited_rank(pool: RankPool) -> None:
     assert pool.run(leaves, lost=[1])[1] == Lost(7)
 
 
+@pytest.mark.ranks(3, hosts=[3], transports=["shm", "tcp", "mpi"])
+def test_all_others_have_left() -> None:
+    """A receive from any rank fails once there is none; with some it waits."""
+    group = dist.new_group()
+    rank = dist.get_rank()
+    if rank == 0:
+        begun = time.monotonic()
+        text = expect_error(lambda: dist.recv(torch.zeros(3), group=group))
+        assert "all other" in text, text
+        assert time.monotonic() - begun > 1
+    else:
+        time.sleep(rank * 0.5)
+        dist.destroy_process_group(group)
+    dist.barrier()
+
+
 @pytest.mark.ranks(3, hosts=[3], by_name=[3])
 @pytest.mark.parametrize("count", [SMALL, LARGE])
 @pytest.mark.parametrize("leaves_first", [True, False], ids=["before", "meanwhile"])

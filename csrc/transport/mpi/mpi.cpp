@@ -5,6 +5,8 @@
 
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
+
 namespace hvd {
 
 using mpi::Messages;
@@ -296,13 +298,20 @@ void MpiTransport::check_notices() const {
 void MpiTransport::look_around(Pending& pending) const {
   check_notices();
   const int peer = pending.awaited_peer();
-  if (peer < 0 || !is_gone(peer)) {
+  const bool any = peer == Messages::kAnyPeer;
+  const auto all_awaited = [&](auto is) {
+    return any ? std::ranges::all_of(others(), is) : is(peer);
+  };
+  if (!all_awaited([this](int one) { return is_gone(one); })) {
     return;
   }
   // What it had sent may be here all the same, or on its way from another host.
-  const auto patience = peers_.is_gone(peer) ? kLook.zero() : kLinger;
-  if (!pending.test_for(patience)) {
-    throw TransportError(pending.describe() + ": it has left or died");
+  const bool died =
+      all_awaited([this](int one) { return peers_.is_gone(one); });
+  if (!pending.test_for(died ? kLook.zero() : kLinger)) {
+    throw TransportError(
+        pending.describe() +
+        (any ? ": all others have left or died" : ": it has left or died"));
   }
 }
 
@@ -350,6 +359,7 @@ void MpiTransport::look_after() noexcept {
 
 void MpiTransport::tell_of_leaving() noexcept {
   try {
+    std::lock_guard<std::mutex> lock(mutex_);
     if (!aborted_ && World::instance().is_usable()) {
       membership_->leave();
     }

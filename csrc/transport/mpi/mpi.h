@@ -134,7 +134,7 @@ class MpiTransport final : public Transport {
   std::atomic<bool> aborted_{false};
   std::atomic<Clock::duration> last_start_{Clock::duration::zero()};
 
-  std::mutex mutex_; ///< guards `dropped_`
+  std::mutex mutex_; ///< guards `dropped_`, and leaving
   std::list<std::shared_ptr<Pending>> dropped_; ///< the user's, under way
   std::optional<Attendant> attendant_; ///< uses all above
   std::optional<mpi::Keeper> keeper_; ///< likewise
