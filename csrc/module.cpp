@@ -77,7 +77,7 @@ py::dict as_dict(hvd::Statistics& statistics) {
 
 } // namespace
 
-PYBIND11_MODULE(_C, m) {
+PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
   py::module_::import("torch._C._distributed_c10d");
   hvd::bind_options(m);
   hvd::bind_transports(m);

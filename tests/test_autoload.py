@@ -57,6 +57,18 @@ def test_import_torch_alone_registers_and_is_silent(tmp_path: Path) -> None:
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
 
 
+def test_loading_the_extension_is_silent_and_turns_no_gil_on(tmp_path: Path) -> None:
+    """In a free-threaded Python a module that does not say it needs none brings it back."""
+    script = (
+        "import sys, sysconfig\n"
+        "from torch_hvd._load import _C\n"
+        "has_one = not sysconfig.get_config_var('Py_GIL_DISABLED')\n"
+        "assert getattr(sys, '_is_gil_enabled', lambda: True)() == has_one\n"
+    )
+    ran = python("-W", "error", "-c", script, folder=tmp_path)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+
+
 def test_import_torch_gains_less_than_5_ms(tmp_path: Path) -> None:
     # What torch does for each entry point it finds, at the end of its own import.
     script = (

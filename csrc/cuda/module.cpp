@@ -19,7 +19,7 @@ constexpr hvd::DeviceKernels kKernels{
 
 } // namespace
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m, py::mod_gil_not_used()) {
   m.doc() = "The codecs' CUDA kernels; see torch_hvd/_cuda.pyi.";
   const py::capsule kernels(&kKernels, "hvd::DeviceKernels");
   // Through _load, which refuses another torch than both were built for.
