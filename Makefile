@@ -1,7 +1,9 @@
 # Needs python3 with venv, a C++ compiler and make. All else goes into .venv.
 PYTHON ?= python3
-# The one that is there, or this; `make build TORCH=...` brings another.
-TORCH ?= $(or $(patsubst .venv/torch-%,%,$(firstword $(wildcard .venv/torch-*))),2.13.0)
+# The one that is there, or the oldest that is supported and made for this Python;
+# `make build TORCH=...` brings another.
+OLDEST_TORCH = $(shell $(PYTHON) -c "import sys; print('2.13.0' if sys.version_info < (3, 15) else '2.15.0')")
+TORCH ?= $(or $(patsubst .venv/torch-%,%,$(firstword $(wildcard .venv/torch-*))),$(OLDEST_TORCH))
 
 BIN := .venv/bin
 TORCH_INSTALLED := .venv/torch-$(TORCH)
