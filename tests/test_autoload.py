@@ -91,10 +91,10 @@ def test_import_torch_gains_less_than_5_ms(tmp_path: Path) -> None:
 def test_failure_to_register_is_a_warning_and_import_torch_works(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import builtins\n"
-        "def fail(name, globals=None, *rest, original=builtins.__import__):\n"
+        "def fail(name, globals=None, *rest, original=builtins.__import__, **named):\n"
         "    if (globals or {}).get('__name__') == 'torch_hvd._autoload' and 'torch' in name:\n"
         "        raise OSError('no such luck')\n"
-        "    return original(name, globals, *rest)\n"
+        "    return original(name, globals, *rest, **named)\n"
         "builtins.__import__ = fail\n"
     )
     script = "import torch; assert torch.ones(2).sum() == 2"
