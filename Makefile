@@ -51,7 +51,7 @@ bench-gate: $(BUILT) ## are the ratios that README promises kept? Takes root and
 	$(GATE)/tcp.jsonl --quick $(SMALL_BENCHES) --transport tcp
 	$(GATE)/fusion.jsonl benchmarks/test_fusion.py -k in_flight --transport tcp \
 	  --baseline hvd:transport=tcp,fusion_threshold=0
-	$(BIN)/python -m benchmarks.mpi --quick --json out/gate/mpi.jsonl
+	$(BIN)/python -m benchmarks.mpi --quick --bind --json out/gate/mpi.jsonl
 	$(GATE)/1gbit.jsonl benchmarks/test_compression.py --link 1gbit \
 	  -k "(16MB or 64MB or ddp) and not hook"
 	$(GATE)/1gbit-4.jsonl benchmarks/test_compression.py --link 1gbit --world-size 4 \

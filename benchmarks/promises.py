@@ -86,14 +86,14 @@ OVER_TCP = (
 BY_FUSION = ((SMALL, in_bytes(FEW_KB), 0.52, 0.61), (IN_FLIGHT, in_bytes(ALL), 1.00, 1.18))
 # Baseline, size, ratio and the end of its interval.
 OVER_MPI = (
-    ("gloo", 4, 0.04, 0.04),
-    ("gloo", 1 * MB, 0.17, 0.30),
-    ("gloo", 16 * MB, 0.28, 0.32),
-    ("MPI_Allreduce", 4, 2.93, 3.01),
-    ("MPI_Allreduce", 1 * KB, 1.06, 3.08),
-    ("MPI_Allreduce", 64 * KB, 1.95, 2.78),
-    ("MPI_Allreduce", 1 * MB, 1.11, 1.24),
-    ("MPI_Allreduce", 16 * MB, 0.95, 1.01),
+    ("gloo", 4, 0.05, 0.05),
+    ("gloo", 1 * MB, 0.13, 0.35),
+    ("gloo", 16 * MB, 0.33, 0.36),
+    ("MPI_Allreduce", 4, 2.81, 2.85),
+    ("MPI_Allreduce", 1 * KB, 2.01, 2.10),
+    ("MPI_Allreduce", 64 * KB, 1.57, 1.63),
+    ("MPI_Allreduce", 1 * MB, 1.08, 1.11),
+    ("MPI_Allreduce", 16 * MB, 0.93, 0.98),
 )
 # How many times faster than Gloo in fp32, by codec, at 1 Gbit. Columns: operation, size, ranks.
 ON_LINKS_OF_1GBIT = (
