@@ -17,27 +17,29 @@ COUNT = 1 << 20  # float32, 4 MB
 REPEAT = 4
 
 # /sys shows the namespace that it was mounted from; /proc that of the process. What TCP has sent
-# again, because a host was too busy to take it in, is left out: segments of 1448 bytes.
+# again, because a host was too busy to take it in, is left out: segments of 1448 bytes. They are
+# counted for the host, not for each interface: a part is taken from each, not all of it.
 SCRIPT = f"""
 import json
 from pathlib import Path
 
-def sent(interface):
+def sent(interfaces):
     rows = dict(line.split(":") for line in Path("/proc/self/net/dev").read_text().splitlines()[2:])
-    bytes_sent = {{name.strip(): row for name, row in rows.items()}}[interface].split()[8]
+    by_name = {{name.strip(): int(row.split()[8]) for name, row in rows.items()}}
     lines = Path("/proc/self/net/snmp").read_text().splitlines()
     names, counts = (line.split() for line in lines if line.startswith("Tcp:"))
-    return int(bytes_sent) - 1448 * int(counts[names.index("RetransSegs")])
+    again = 1448 * int(counts[names.index("RetransSegs")])
+    return [by_name[interface] - again / len(interfaces) for interface in interfaces]
 
 tensor = torch.randn({COUNT}, generator=torch.Generator().manual_seed(rank))
 dist.all_reduce(tensor.clone())
 dist.barrier()
 interfaces = os.environ["GLOO_SOCKET_IFNAME"].split(",")
-before = [sent(interface) for interface in interfaces]
+before = sent(interfaces)
 for _ in range({REPEAT}):
     dist.all_reduce(tensor.clone())
 dist.barrier()
-after = [sent(interface) for interface in interfaces]
+after = sent(interfaces)
 print(json.dumps([(late - early) / {REPEAT} for early, late in zip(before, after)]))
 dist.destroy_process_group()
 """
