@@ -15,8 +15,8 @@ def pattern(count: int) -> torch.Tensor:
 
 
 def calls_per_block(nbytes: int) -> int:
-    """Many for small tensors, where a barrier's skew is of the order of the call."""
-    return min(max((1 << 19) // nbytes, 1), 64)
+    """Many where the skew of a barrier is of the order of the call."""
+    return min(max((8 << 20) // nbytes, 1), 64)
 
 
 def two_copies(source: torch.Tensor, tensors: list[torch.Tensor], group: int = 1) -> Trial:

@@ -51,12 +51,12 @@ DDP_BROADCAST = f"ddp broadcast of {len(ALL)}"
 
 # Operation, size, ratio and the end of its interval.
 OVER_SHARED_MEMORY = (
-    ("all_reduce", 4, 0.04, 0.05),
-    ("all_reduce", 1 * KB, 0.02, 0.03),
-    ("all_reduce", 16 * KB, 0.02, 0.09),
+    ("all_reduce", 4, 0.04, 0.04),
+    ("all_reduce", 1 * KB, 0.02, 0.02),
+    ("all_reduce", 16 * KB, 0.03, 0.03),
     ("barrier", 4, 0.04, 0.04),
     ("all_reduce async x100", 100 * KB, 0.02, 0.02),
-    ("all_reduce", 1 * MB, 0.18, 0.24),
+    ("all_reduce", 1 * MB, 0.10, 0.12),
     ("all_reduce", 16 * MB, 0.20, 0.33),
     ("reduce_scatter", 16 * MB, 0.13, 0.14),
     ("all_gather", 16 * MB, 0.18, 0.19),
@@ -70,12 +70,12 @@ OVER_SHARED_MEMORY = (
     (DDP_BROADCAST, in_bytes(ALL), 0.83, 1.77),
 )
 OVER_TCP = (
-    ("all_reduce", 4, 0.13, 0.16),
-    ("all_reduce", 1 * KB, 0.06, 0.21),
-    ("all_reduce", 16 * KB, 0.07, 0.17),
+    ("all_reduce", 4, 0.09, 0.11),
+    ("all_reduce", 1 * KB, 0.06, 0.15),
+    ("all_reduce", 16 * KB, 0.05, 0.05),
     ("all_reduce async x100", 100 * KB, 0.04, 0.05),
-    ("all_reduce", 1 * MB, 0.59, 0.66),
-    ("all_reduce", 16 * MB, 0.79, 0.97),
+    ("all_reduce", 1 * MB, 0.26, 0.46),
+    ("all_reduce", 16 * MB, 0.72, 0.76),
     ("ddp step", DDP_BYTES, 1.02, 1.06),
     (SMALL, in_bytes(FEW_KB), 0.03, 0.05),
     (IN_FLIGHT, in_bytes(ALL), 0.47, 0.57),
@@ -86,14 +86,14 @@ OVER_TCP = (
 BY_FUSION = ((SMALL, in_bytes(FEW_KB), 0.52, 0.61), (IN_FLIGHT, in_bytes(ALL), 1.00, 1.18))
 # Baseline, size, ratio and the end of its interval.
 OVER_MPI = (
-    ("gloo", 4, 0.05, 0.05),
-    ("gloo", 1 * MB, 0.13, 0.35),
-    ("gloo", 16 * MB, 0.33, 0.36),
-    ("MPI_Allreduce", 4, 2.81, 2.85),
-    ("MPI_Allreduce", 1 * KB, 2.01, 2.10),
-    ("MPI_Allreduce", 64 * KB, 1.57, 1.63),
-    ("MPI_Allreduce", 1 * MB, 1.08, 1.11),
-    ("MPI_Allreduce", 16 * MB, 0.93, 0.98),
+    ("gloo", 4, 0.06, 0.06),
+    ("gloo", 1 * MB, 0.10, 0.11),
+    ("gloo", 16 * MB, 0.26, 0.29),
+    ("MPI_Allreduce", 4, 2.96, 3.00),
+    ("MPI_Allreduce", 1 * KB, 2.13, 2.20),
+    ("MPI_Allreduce", 64 * KB, 1.20, 1.41),
+    ("MPI_Allreduce", 1 * MB, 0.92, 0.94),
+    ("MPI_Allreduce", 16 * MB, 1.00, 1.08),
 )
 # How many times faster than Gloo in fp32, by codec, at 1 Gbit. Columns: operation, size, ranks.
 ON_LINKS_OF_1GBIT = (
@@ -115,8 +115,8 @@ TIMES_FASTER = {
 }
 # Operation, size, and for 2 and for 4 hosts the ratio and the end of its interval.
 ON_TWO_LINKS_OF_1GBIT = (
-    ("all_reduce", 1 * MB, (0.95, 0.96), (0.67, 0.70)),
-    ("all_reduce", 4 * MB, (0.50, 0.51), (0.56, 0.60)),
+    ("all_reduce", 1 * MB, (0.94, 0.96), (0.77, 0.81)),
+    ("all_reduce", 4 * MB, (0.52, 0.52), (0.63, 0.66)),
     ("all_reduce", 16 * MB, (0.52, 0.54), (0.52, 0.54)),
     ("all_reduce", 64 * MB, (0.50, 0.51), (0.51, 0.51)),
     ("ddp step", DDP_BYTES, (0.71, 0.73), (0.73, 0.78)),
