@@ -234,8 +234,9 @@ def test_all_others_have_left() -> None:
     """A receive from any rank fails once there is none; with some it waits."""
     group = dist.new_group()
     rank = dist.get_rank()
+    begun = time.monotonic()
+    dist.barrier()  # no rank falls asleep before another's `begun`
     if rank == 0:
-        begun = time.monotonic()
         text = expect_error(lambda: dist.recv(torch.zeros(3), group=group))
         assert "all other" in text, text
         assert time.monotonic() - begun > 1
