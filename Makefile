@@ -35,7 +35,7 @@ lint: $(BUILT) ## ruff, mypy and clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES) $(wildcard tests/*/*.h tests/*/*.cpp)
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES) $(wildcard tests/*/*.h tests/*/*.cpp benchmarks/*/*.cpp)
 
 bench: $(BUILT) ## the benchmarks against stock gloo
 	$(BIN)/pytest benchmarks

@@ -114,6 +114,8 @@ void run_message_seeds(const Options& options) {
   test_short_messages_that_nobody_waits_for();
   for (uint64_t i = 0; i < options.message_seeds; ++i) {
     test_arena(options.first + i);
+    test_stores_choice(options.first + i);
+    test_staging_copy(options.first + i);
     // What fails ends the process, and what hangs ends at the limit of whoever
     // has started it: either way this is the last line.
     std::cerr << "messages " << options.first + i << "\r";

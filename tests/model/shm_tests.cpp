@@ -7,12 +7,14 @@
 #include "transport/shm/arena.h"
 #include "transport/shm/outbox.h"
 #include "transport/shm/segment.h"
+#include "transport/shm/staging.h"
 
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -24,6 +26,26 @@ namespace {
 using shm::Letter;
 
 constexpr std::chrono::seconds kForEver{100};
+
+/// How many of `copies` are made by ordinary stores, where these cost
+/// `ordinary` times what streaming ones do, give or take 30 %, and one copy in
+/// a hundred loses its core meanwhile.
+int made_ordinarily(
+    shm::StoresChoice& choice,
+    Random& random,
+    double ordinary,
+    int copies) {
+  int made = 0;
+  for (int i = 0; i < copies; ++i) {
+    const auto stores = choice.next();
+    const bool is_ordinary = stores == shm::Stores::Ordinary;
+    const double lost = random.chance(1) ? 1000 : 1;
+    const double noise = static_cast<double>(random.between(70, 130)) / 100;
+    choice.learn(stores, (is_ordinary ? ordinary : 1) * noise * lost);
+    made += is_ordinary ? 1 : 0;
+  }
+  return made;
+}
 
 } // namespace
 
@@ -54,6 +76,45 @@ void test_arena(uint64_t seed) {
     arena.give_back(one.first);
   }
   REQUIRE(arena.take(kBytes) == 0); // whole again
+}
+
+void test_stores_choice(uint64_t seed) {
+  constexpr double kNear = 1;
+  constexpr double kFar = 5;
+  constexpr int kCopies = 10'000;
+  constexpr int kLearning = 5000; // those that cost more are tried seldom
+  constexpr int kTries = kCopies / 50;
+  Random random(seed);
+  shm::StoresChoice choice;
+  for (int turn = 0; turn < 3; ++turn) {
+    made_ordinarily(choice, random, kFar, kLearning);
+    const int far = made_ordinarily(choice, random, kFar, kCopies);
+    REQUIRE(0 < far && far < kTries);
+    made_ordinarily(choice, random, kNear, kLearning);
+    const int near = made_ordinarily(choice, random, kNear, kCopies);
+    REQUIRE(kCopies - kTries < near && near < kCopies);
+  }
+}
+
+void test_staging_copy(uint64_t seed) {
+  constexpr int64_t kMost = 9000; // from about 4096 on stores are chosen
+  constexpr auto kUntouched = std::byte{0xee};
+  Random random(seed);
+  std::vector<std::byte> from(kMost + 64);
+  for (auto& byte : from) {
+    byte = static_cast<std::byte>(random.below(256));
+  }
+  alignas(64) static std::array<std::byte, kMost + 64> to;
+  shm::StagingCopy copy;
+  for (int i = 0; i < 500; ++i) {
+    const int64_t bytes = random.between(1, kMost);
+    const int64_t begin = random.below(64);
+    to.fill(kUntouched);
+    copy(to.data(), &from[begin], bytes);
+    REQUIRE(std::equal(to.begin(), to.begin() + bytes, from.begin() + begin));
+    const auto is_untouched = [](std::byte byte) { return byte == kUntouched; };
+    REQUIRE(std::all_of(to.begin() + bytes, to.end(), is_untouched));
+  }
 }
 
 void test_bell() {

@@ -218,10 +218,10 @@ bool Outbox::stage(Send& send) {
   if (!send.staged) {
     return false;
   }
-  std::memcpy(
+  copy_(
       segments_[rank_].arena() + *send.staged,
       send.buffer.const_data_ptr(),
-      static_cast<size_t>(send.bytes));
+      send.bytes);
   send.buffer = at::Tensor();
   send.readers = send.unread;
   send.done = send.total <= kUnawaited;

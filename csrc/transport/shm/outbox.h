@@ -2,6 +2,7 @@
 
 #include "transport/shm/arena.h"
 #include "transport/shm/segment.h"
+#include "transport/shm/staging.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -108,6 +109,7 @@ class Outbox {
   const int64_t aside_; ///< bytes of the longest message that is copied aside
   std::vector<Queue> queues_; ///< by peer
   Arena arena_{Segment::kArenaBytes};
+  StagingCopy copy_;
   std::map<uint32_t, SendPtr> unread_; ///< by id; not the inline ones
   uint32_t last_id_ = 0;
 };
