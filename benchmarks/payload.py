@@ -14,9 +14,9 @@ def pattern(count: int) -> torch.Tensor:
     return (torch.arange(count) % PERIOD + 1).float()
 
 
-def calls_per_block(nbytes: int) -> int:
-    """Many where the skew of a barrier is of the order of the call."""
-    return min(max((8 << 20) // nbytes, 1), 64)
+def calls_per_block(nbytes: int, tensors: int = 1) -> int:
+    """Many where the skew of a barrier is of the order of the call, of so many bytes in all."""
+    return max(min((8 << 20) // nbytes, 640 // tensors, 64), 1)
 
 
 def two_copies(source: torch.Tensor, tensors: list[torch.Tensor], group: int = 1) -> Trial:

@@ -65,7 +65,7 @@ def reduce_all(
     budget_s: float,
 ) -> dict[str, Blocks]:
     """Runs on a rank: each call reduces `burst` tensors of `count` float32."""
-    calls = calls_per_block(4 * count * burst)
+    calls = calls_per_block(4 * count * burst, burst)
     tensors = [torch.empty(count) for _ in range(calls * burst)]
     source = pattern(count) * (rank.rank + 1)
     expected = pattern(count) * (rank.size * (rank.size + 1) // 2)

@@ -83,7 +83,7 @@ def sums(
     rank: Rank, shapes: Sequence[Shape], issues: dict[str, list[Issue]]
 ) -> tuple[Trial, dict[str, list[Trial]]]:
     """The memory limit, and a call of each contender that sums one tensor of every shape."""
-    calls = calls_per_block(in_bytes([*shapes]))
+    calls = calls_per_block(in_bytes([*shapes]), len(shapes))
     tensors = [torch.empty(shape) for _ in range(calls) for shape in shapes]
     contents = pattern(max(tensor.numel() for tensor in tensors))
 
