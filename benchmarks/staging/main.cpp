@@ -83,6 +83,12 @@ void reduce(Core& self, Core& other, const Copy& copy) {
   }
 }
 
+struct Way {
+  const char* name;
+  Copy copy;
+  std::vector<double> times; ///< in seconds, of a part, by round
+};
+
 double median(std::vector<double> values) {
   std::ranges::sort(values);
   return values[values.size() / 2];
@@ -108,12 +114,11 @@ void run(
   }
   Core& self = cores[place];
   Core& other = cores[1 - place];
-  const std::array<const char*, 3> names{"ordinary", "streaming", "chosen"};
-  hvd::shm::StagingCopy chosen;
-  const std::array<Copy, 3> ways{
-      [](auto... copy) { copy_by(Stores::Ordinary, copy...); },
-      [](auto... copy) { copy_by(Stores::Streaming, copy...); },
-      [&](auto... copy) { chosen(copy...); }};
+  std::array<Way, 3> ways{{
+      {"ordinary", std::bind_front(hvd::shm::copy_by, Stores::Ordinary), {}},
+      {"streaming", std::bind_front(hvd::shm::copy_by, Stores::Streaming), {}},
+      {"chosen", hvd::shm::StagingCopy(), {}},
+  }};
 
   const auto restart = [&] {
     meet.arrive_and_wait(); // nobody reads the counters any more
@@ -122,7 +127,6 @@ void run(
     return Clock::now();
   };
   std::vector<double> trips;
-  std::array<std::vector<double>, 3> parts;
   for (int round = 0; round < kRounds; ++round) {
     auto begin = restart();
     for (int i = 1; i <= kTrips; ++i) {
@@ -130,21 +134,21 @@ void run(
       self.written.count.store(i, std::memory_order_release);
     }
     trips.push_back(seconds_since(begin) / kTrips);
-    for (size_t i = 0; i < ways.size(); ++i) {
+    for (auto& [name, copy, times] : ways) {
       begin = restart();
-      reduce(self, other, ways[i]);
+      reduce(self, other, copy);
       meet.arrive_and_wait();
-      parts[i].push_back(seconds_since(begin) / kParts);
+      times.push_back(seconds_since(begin) / kParts);
     }
   }
   if (place == 0) {
     std::printf("a cache line there and back: %.0f ns\n", median(trips) * 1e9);
-    const double ordinary = median(parts[0]);
-    for (size_t i = 0; i < names.size(); ++i) {
-      const double time = median(parts[i]);
+    const double ordinary = median(ways[0].times);
+    for (const auto& [name, copy, times] : ways) {
+      const double time = median(times);
       std::printf(
           "256 KB each way, %-9s %6.1f us, ratio %.2f\n",
-          names[i],
+          name,
           time * 1e6,
           time / ordinary);
     }
