@@ -280,6 +280,8 @@ def test_what_follows_the_command_is_its_own(capsys: pytest.CaptureFixture[str])
         ("-np 2 --mpi-args=-v true", "--mpi-args and --binding-args are for mpirun: add --mpi"),
         ("-np 2 a.py", "a.py is no program that can be run; a script is run by python"),
         ("-np 2 /etc/passwd", "/etc/passwd is no program that can be run"),
+        ("-np 2 --mpirun {folder}/mpich a.py", "a.py is no program that can be run; a script is"),
+        ("-np 2 --mpirun {folder}/openmpi5 /etc/passwd", "/etc/passwd is no program that can be"),
         ("-np 2 --mpi --gloo true", "not allowed with argument"),
         ("-np 2 --nccl --gloo true", "not allowed with argument"),
         ("-np 2 --compression int3 true", "invalid choice: 'int3'"),
@@ -296,6 +298,21 @@ def test_refused(
         hvdrun.main(arguments.format(folder=mpiruns).split())
     assert ended.value.code == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("program", "options"),
+    [("./elsewhere", "-H far:2"), ("./elsewhere", "--mpi-args=-v"), ("other", "")],
+)
+def test_a_program_that_mpirun_may_find_is_left_to_it(
+    monkeypatch: pytest.MonkeyPatch, mpiruns: Path, program: str, options: str
+) -> None:
+    """On another host, or by what hvdrun does not read, or in the working folder."""
+    monkeypatch.chdir(mpiruns)
+    started: list[_translate.Command] = []
+    monkeypatch.setattr(hvdrun, "start", started.append)
+    hvdrun.main(["-np", "2", "--mpirun", str(mpiruns / "mpich"), *options.split(), program])
+    assert [command.arguments[-1] for command in started] == [program]
 
 
 def test_a_setting_that_is_not_allowed_is_refused_before_the_start(

@@ -147,6 +147,18 @@ def wanted_mpirun(args: argparse.Namespace, job: _translate.Job) -> str | None:
     return mpirun
 
 
+def can_be_run(job: _translate.Job, mpirun: str | None) -> bool:
+    """Whether there is the program of a job; True also where only mpirun can tell.
+
+    MPICH's mpirun loses its own message now and then, so what can be seen from here is not left
+    to it. Open MPI's finds a program in the working folder by its bare name.
+    """
+    if mpirun and (job.remote or job.in_slurm or job.mpi_args):
+        return True
+    folders = [*os.get_exec_path(), *([os.curdir] if mpirun else [])]
+    return shutil.which(job.command[0], path=os.pathsep.join(folders)) is not None
+
+
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
     """The environment of a job: this one without what belongs to this process only."""
     ours = dict(os.environ)
@@ -191,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if args.dry_run:
         print(command)
         sys.exit(0)
-    if mpirun is None and shutil.which(job.command[0]) is None:
+    if not can_be_run(job, mpirun):
         parser.error(f"{job.command[0]} is no program that can be run; a script is run by python")
     if args.verbose:
         print(command, file=sys.stderr, flush=True)
