@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from threading import Barrier, Event, get_ident
 from types import SimpleNamespace
 from typing import Any, cast
@@ -50,8 +50,12 @@ def group_with(**options: Any) -> dist.ProcessGroup:
 def noise(
     rank: int, count: int = COUNT, dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> Tensor:
-    random = torch.Generator().manual_seed(1000 * seed + rank)
-    return torch.randn(count, generator=random).to(dtype)
+    return drawn(count, 1000 * seed + rank).to(dtype, copy=True)
+
+
+@cache  # to draw them takes longer than the all_reduce
+def drawn(count: int, seed: int) -> Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed))
 
 
 def exact(op: str, make: Callable[..., Tensor], *args: Any) -> Tensor:
