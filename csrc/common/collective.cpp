@@ -3,7 +3,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <array>
-#include <sstream>
+#include <string>
 #include <tuple>
 
 namespace hvd {
@@ -47,25 +47,24 @@ uint64_t Signature::hash(uint64_t seq) const {
 }
 
 std::string Signature::describe() const {
-  std::ostringstream out;
-  out << name(verb) << '(';
+  std::string text = name(verb);
+  text += '(';
   if (verb != Verb::Barrier) {
-    out << c10::getDtypeNames(dtype).first;
+    text += c10::getDtypeNames(dtype).first;
     if (verb != Verb::Alltoall) {
-      out << '[' << count << ']';
+      text += '[' + std::to_string(count) + ']';
     }
     if (op != c10d::ReduceOp::UNUSED) {
-      out << ", " << name(op);
+      text.append(", ").append(name(op));
     }
     if (root >= 0) {
-      out << ", root=" << root;
+      text += ", root=" + std::to_string(root);
     }
     if (codec.compression != Compression::None) {
-      out << ", " << name(codec.compression);
+      text.append(", ").append(name(codec.compression));
     }
   }
-  out << ')';
-  return out.str();
+  return text + ')';
 }
 
 int64_t tensor_bytes(const Collective& collective) {

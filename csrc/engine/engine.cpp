@@ -180,6 +180,7 @@ void Engine::message_done(
   if (Timeline::instance().is_on()) {
     Timeline::instance().add_message(
         witness_.group(), transport_->name(), name, bytes, submitted);
+    Timeline::instance().write();
   }
 }
 
@@ -388,6 +389,7 @@ void Engine::retire(Lock& lock, Aftermath& aftermath) {
       }
       aftermath.operations.push_back(std::move(part.operation));
     }
+    Timeline::instance().write();
     lock.lock();
     for (auto* operation : done) {
       operation->done = true;

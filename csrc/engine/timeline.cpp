@@ -1,60 +1,75 @@
 #include "engine/timeline.h"
 
 #include <array>
+#include <charconv>
 #include <stdexcept>
+#include <string_view>
 #include <utility>
 
 namespace hvd {
 
 namespace {
 
-/// Microseconds, with the nanoseconds behind the point. In integers: this is
-/// written ten times and more for each operation.
-std::string microseconds(std::chrono::nanoseconds time) {
-  const auto thousandths = std::to_string(1000 + time.count() % 1000);
-  return std::to_string(time.count() / 1000) + '.' + thousandths.substr(1);
+// Ten times and more for each operation: hence no streams, nor strings that are
+// thrown away.
+void append(std::string& text, int64_t number) {
+  std::array<char, 20> digits{};
+  const auto end =
+      std::to_chars(digits.data(), digits.data() + digits.size(), number);
+  text.append(digits.data(), end.ptr);
+}
+
+/// Microseconds, with the nanoseconds behind the point.
+void append(std::string& text, std::chrono::nanoseconds time) {
+  append(text, time.count() / 1000);
+  const auto point = text.size();
+  append(text, 1000 + time.count() % 1000);
+  text[point] = '.';
 }
 
 /// One operation in the picture: a nest of asynchronous slices with an id of
 /// its own.
 class Nest {
  public:
-  Nest(const std::string& group, const std::string& id, int rank)
-      : same_(
-            "\",\"cat\":\"group " + group +
-            "\",\"pid\":" + std::to_string(rank) + ",\"tid\":0,\"id\":\"" +
-            group + '/' + id + "\",\"ts\":") {}
+  /// Adds to `text`.
+  Nest(
+      std::string& text,
+      const std::string& group,
+      const std::string& id,
+      int rank)
+      : text_(text) {
+    same_.append("\",\"cat\":\"group ").append(group);
+    same_.append("\",\"pid\":").append(std::to_string(rank));
+    same_.append(",\"tid\":0,\"id\":\"").append(group);
+    same_.append("/").append(id).append("\",\"ts\":");
+  }
 
   /// `details`: members of a JSON object.
   void begin(
-      const std::string& name,
+      std::string_view name,
       Deadline time,
-      const std::string& details = "") {
+      std::string_view details = "") {
     slice('b', name, time);
     if (!details.empty()) {
-      text_ += ",\"args\":{" + details + '}';
+      text_.append(",\"args\":{").append(details).append("}");
     }
     text_ += '}';
   }
 
-  void end(const std::string& name, Deadline time) {
+  void end(std::string_view name, Deadline time) {
     slice('e', name, time);
     text_ += '}';
   }
 
-  const std::string& text() const {
-    return text_;
-  }
-
  private:
-  void slice(char phase, const std::string& name, Deadline time) {
+  void slice(char phase, std::string_view name, Deadline time) {
     text_.append(",\n{\"ph\":\"").append(1, phase);
     text_.append("\",\"name\":\"").append(name).append(same_);
-    text_.append(microseconds(time.time_since_epoch()));
+    append(text_, time.time_since_epoch());
   }
 
-  const std::string same_; ///< in all of them, but for the time
-  std::string text_;
+  std::string& text_;
+  std::string same_; ///< in all of them, but for the time
 };
 
 std::string details_of(int64_t bytes, const char* transport) {
@@ -88,9 +103,11 @@ void Timeline::start(
   // Microseconds since an arbitrary start; the wall clock lines up other hosts.
   const auto offset = std::chrono::system_clock::now().time_since_epoch() -
       Clock::now().time_since_epoch();
+  std::string wall_clock_offset_us;
+  append(wall_clock_offset_us, offset);
   file_ << "[{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":" << rank
         << ",\"args\":{\"name\":\"rank " << rank << "\",\"run\":\"" << run
-        << "\",\"wall_clock_offset_us\":" << microseconds(offset) << "}}"
+        << "\",\"wall_clock_offset_us\":" << wall_clock_offset_us << "}}"
         << std::flush;
   if (!file_) {
     file_.close();
@@ -107,7 +124,7 @@ void Timeline::stop() {
   }
   std::lock_guard<std::mutex> lock(mutex_);
   if (on_.exchange(false)) {
-    file_ << "\n]\n";
+    file_ << std::exchange(page_, "") << "\n]\n";
     file_.close();
   }
 }
@@ -126,7 +143,11 @@ void Timeline::add(
        {"complete", done}}};
   const std::string name = collective.signature.describe();
   const std::string seq = std::to_string(collective.seq);
-  Nest nest(group, seq, rank_);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!on_) {
+    return;
+  }
+  Nest nest(page_, group, seq, rank_);
   nest.begin(
       name,
       times.submitted,
@@ -139,7 +160,6 @@ void Timeline::add(
     begin = end;
   }
   nest.end(name, done);
-  write(nest.text());
 }
 
 void Timeline::add_message(
@@ -149,16 +169,23 @@ void Timeline::add_message(
     int64_t bytes,
     Deadline submitted) {
   const auto done = Clock::now();
-  Nest nest(group, "message " + std::to_string(messages_++), rank_);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!on_) {
+    return;
+  }
+  Nest nest(page_, group, "message " + std::to_string(messages_++), rank_);
   nest.begin(name, submitted, details_of(bytes, transport));
   nest.end(name, done);
-  write(nest.text());
 }
 
-void Timeline::write(const std::string& text) {
+void Timeline::write() {
+  if (!is_on()) {
+    return;
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   if (on_) {
-    file_ << text;
+    file_ << page_;
+    page_.clear();
   }
 }
 

@@ -43,14 +43,14 @@ class Timeline {
     return on_ && fork_depth() == fork_depth_;
   }
 
-  /// Writes a collective that is complete at this moment.
+  /// For the next write(), a collective that is complete at this moment.
   void add(
       const std::string& group,
       const char* transport,
       const Collective& collective,
       const Times& times);
 
-  /// Writes one of the user's messages that is done at this moment.
+  /// Likewise one of the user's messages.
   void add_message(
       const std::string& group,
       const char* transport,
@@ -58,14 +58,16 @@ class Timeline {
       int64_t bytes,
       Deadline submitted);
 
- private:
-  void write(const std::string& text);
+  /// Writes what was added. Does nothing if it is not on.
+  void write();
 
+ private:
   std::atomic<bool> on_{false};
   std::atomic<int> fork_depth_{0}; ///< where it was started
-  std::atomic<uint64_t> messages_{0};
-  std::mutex mutex_;
+  std::mutex mutex_; ///< guards all below
   std::ofstream file_;
+  std::string page_; ///< to be written
+  uint64_t messages_ = 0;
   int rank_ = 0;
 };
 
