@@ -1,7 +1,6 @@
 #include "engine/timeline.h"
 
 #include <array>
-#include <charconv>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
@@ -10,21 +9,11 @@ namespace hvd {
 
 namespace {
 
-// Ten times and more for each operation: hence no streams, nor strings that are
-// thrown away.
-void append(std::string& text, int64_t number) {
-  std::array<char, 20> digits{};
-  const auto end =
-      std::to_chars(digits.data(), digits.data() + digits.size(), number);
-  text.append(digits.data(), end.ptr);
-}
-
-/// Microseconds, with the nanoseconds behind the point.
-void append(std::string& text, std::chrono::nanoseconds time) {
-  append(text, time.count() / 1000);
-  const auto point = text.size();
-  append(text, 1000 + time.count() % 1000);
-  text[point] = '.';
+/// Microseconds, with the nanoseconds behind the point. In integers: this is
+/// written ten times and more for each operation.
+std::string microseconds(std::chrono::nanoseconds time) {
+  const auto thousandths = std::to_string(1000 + time.count() % 1000);
+  return std::to_string(time.count() / 1000) + '.' + thousandths.substr(1);
 }
 
 /// One operation in the picture: a nest of asynchronous slices with an id of
@@ -37,12 +26,11 @@ class Nest {
       const std::string& group,
       const std::string& id,
       int rank)
-      : text_(text) {
-    same_.append("\",\"cat\":\"group ").append(group);
-    same_.append("\",\"pid\":").append(std::to_string(rank));
-    same_.append(",\"tid\":0,\"id\":\"").append(group);
-    same_.append("/").append(id).append("\",\"ts\":");
-  }
+      : text_(text),
+        same_(
+            "\",\"cat\":\"group " + group +
+            "\",\"pid\":" + std::to_string(rank) + ",\"tid\":0,\"id\":\"" +
+            group + '/' + id + "\",\"ts\":") {}
 
   /// `details`: members of a JSON object.
   void begin(
@@ -65,11 +53,11 @@ class Nest {
   void slice(char phase, std::string_view name, Deadline time) {
     text_.append(",\n{\"ph\":\"").append(1, phase);
     text_.append("\",\"name\":\"").append(name).append(same_);
-    append(text_, time.time_since_epoch());
+    text_.append(microseconds(time.time_since_epoch()));
   }
 
   std::string& text_;
-  std::string same_; ///< in all of them, but for the time
+  const std::string same_; ///< in all of them, but for the time
 };
 
 std::string details_of(int64_t bytes, const char* transport) {
@@ -103,11 +91,9 @@ void Timeline::start(
   // Microseconds since an arbitrary start; the wall clock lines up other hosts.
   const auto offset = std::chrono::system_clock::now().time_since_epoch() -
       Clock::now().time_since_epoch();
-  std::string wall_clock_offset_us;
-  append(wall_clock_offset_us, offset);
   file_ << "[{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":" << rank
         << ",\"args\":{\"name\":\"rank " << rank << "\",\"run\":\"" << run
-        << "\",\"wall_clock_offset_us\":" << wall_clock_offset_us << "}}"
+        << "\",\"wall_clock_offset_us\":" << microseconds(offset) << "}}"
         << std::flush;
   if (!file_) {
     file_.close();
