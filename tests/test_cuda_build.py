@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,21 @@ def test_it_can_be_forbidden(toolkit: Path) -> None:
     assert cuda_build.decide("13.2", environment) == "HVD_BUILD_CUDA was 0"
     with pytest.raises(SystemExit, match="HVD_BUILD_CUDA=yes; allowed are 0 and 1"):
         cuda_build.decide("13.2", environment | {"HVD_BUILD_CUDA": "yes"})
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is a CUDA build")
+def test_pip_says_what_is_lacking() -> None:
+    options = ("--dry-run", "--no-deps", "--no-build-isolation")
+    ran = subprocess.run(
+        [sys.executable, "-m", "pip", "install", *options, "."],
+        cwd=ROOT,
+        env={**os.environ, "HVD_BUILD_CUDA": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode != 0
+    said = "HVD_BUILD_CUDA=1, but this torch is built without CUDA"
+    assert said in [line.strip() for line in (ran.stdout + ran.stderr).splitlines()]
 
 
 def test_a_report_of_this_build() -> None:

@@ -1,7 +1,9 @@
 """The package as users get it: sdist, `pip install .`, wheel, and a script outside the clone.
 
 A fresh environment with a torch of its own takes gigabytes. Here it is a new venv that finds, after
-its own packages, those of the interpreter that runs the tests.
+its own packages, those of the interpreter that runs the tests. That may be one without torch_hvd:
+
+    pytest --noconftest -m slow tests/test_install.py
 """
 
 import os
@@ -18,7 +20,7 @@ import pytest
 import setuptools
 import torch
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 ROOT = Path(__file__).parent.parent
 MINOR = ".".join(torch.__version__.split(".")[:2])
@@ -93,7 +95,7 @@ def test_the_wheel_is_small_and_pins_the_minor_of_torch(wheel: Path) -> None:
 
 def test_pip_install_then_an_unmodified_script(sources: Path, python: Path, wheel: Path) -> None:
     del wheel  # built first: its objects are used again
-    run(python, "-m", "pip", "install", ".", folder=sources, HVD_BUILD_CUDA="0")
+    run(python, "-m", "pip", "install", ".", folder=sources)
     outside = python.parent.parent
     (outside / "script.py").write_text((ROOT / "tests" / "stock_script.py").read_text())
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -106,16 +108,9 @@ def test_pip_install_then_an_unmodified_script(sources: Path, python: Path, whee
         ]
     where = run(python, "-c", "import torch_hvd; print(torch_hvd.__file__)", folder=outside)
     assert Path(where.strip()).is_relative_to(outside)
-
-
-@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is a CUDA build")
-def test_cuda_that_is_demanded_and_cannot_be(sources: Path, python: Path) -> None:
-    command = [str(python), "-m", "pip", "install", "--no-deps", "."]
-    environment = {**os.environ, "HVD_BUILD_CUDA": "1"}
-    ran = subprocess.run(command, cwd=sources, env=environment, capture_output=True, text=True)
-    assert ran.returncode != 0
-    said = "HVD_BUILD_CUDA=1, but this torch is built without CUDA"
-    assert said in [line.strip() for line in (ran.stdout + ran.stderr).splitlines()]
+    cuda = run(python, "-c", "from torch_hvd import _build; print(_build.CUDA)", folder=outside)
+    if cuda.startswith("yes"):
+        run(python, "-c", "from torch_hvd import _cuda", folder=outside)
 
 
 def test_the_build_asks_for_torch_only_where_there_is_none(tmp_path: Path, python: Path) -> None:
