@@ -12,6 +12,7 @@ next call gets new ranks. So a function that prints where it is names that place
 from __future__ import annotations
 
 import faulthandler
+import gc
 import itertools
 import multiprocessing
 import os
@@ -262,6 +263,7 @@ def _serve(
     connection: Connection,
 ) -> None:
     """Run in a rank: join, then answer calls until the pool hangs up."""
+    gc.freeze()  # or each collection looks through all that the server has loaded
     os.environ.update(env)
     with open(log, "ab", buffering=0) as printed:
         os.dup2(printed.fileno(), 1)
