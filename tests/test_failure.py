@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -16,14 +17,20 @@ from calls import CALLS, LARGE, SMALL, expect_error, says_called, together
 from ranks import Lost, RankPool, bare_store
 
 SYMMETRIC = ["all_reduce", "broadcast", "all_gather", "all_to_all", "barrier"]
+Sized = tuple[str, int]  # a call, and its element count
 
 
-def used_groups(count: int) -> dict[str, dist.ProcessGroup]:
-    """A group for each call, which has made it once."""
-    groups = {call: dist.new_group() for call in SYMMETRIC}
-    for call, group in groups.items():
+def used_groups() -> dict[Sized, dist.ProcessGroup]:
+    """A group for each call and size, which has made it once."""
+    groups = {sized: dist.new_group() for sized in product(SYMMETRIC, (SMALL, LARGE))}
+    for (call, count), group in groups.items():
         CALLS[call](group, count)
     return groups
+
+
+def in_each(groups: dict[Sized, dist.ProcessGroup], test: Callable[..., None]) -> None:
+    """Run `test(call, count, group)` for all at once."""
+    together({str(sized): partial(test, *sized, group) for sized, group in groups.items()})
 
 
 def fails(victim: int, call: str, count: int, group: dist.ProcessGroup) -> None:
@@ -43,12 +50,12 @@ def fails(victim: int, call: str, count: int, group: dist.ProcessGroup) -> None:
         expect_error(first, within=1)
 
 
-def dies_while_others_wait(victim: int, count: int) -> None:
-    groups = used_groups(count)
+def dies_while_others_wait(victim: int) -> None:
+    groups = used_groups()
     if dist.get_rank() == victim:
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
-    together({call: partial(fails, victim, call, count, group) for call, group in groups.items()})
+    in_each(groups, partial(fails, victim))
 
 
 def finds_out(call: str, count: int, group: dist.ProcessGroup) -> None:
@@ -56,26 +63,23 @@ def finds_out(call: str, count: int, group: dist.ProcessGroup) -> None:
     expect_error(lambda: (CALLS[call](group, count), dist.barrier(group)))
 
 
-def dies_while_others_are_elsewhere(victim: int, count: int) -> None:
+def dies_while_others_are_elsewhere(victim: int) -> None:
     """Nobody is in a call when the victim goes; the next one that needs it finds out."""
-    groups = used_groups(count)
+    groups = used_groups()
     if dist.get_rank() == victim:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(1)
-    together({call: partial(finds_out, call, count, group) for call, group in groups.items()})
+    in_each(groups, finds_out)
 
 
 @pytest.mark.ranks(2, 3, hosts=[3], by_name=[3], rails=[3])
-@pytest.mark.parametrize("count", [SMALL, LARGE])
 @pytest.mark.parametrize("first_dies", [True, False])
 @pytest.mark.parametrize(
     "scene", [dies_while_others_wait, dies_while_others_are_elsewhere], ids=lambda s: s.__name__
 )
-def test_killed_rank(
-    pool: RankPool, scene: Callable[[int, int], None], first_dies: bool, count: int
-) -> None:
+def test_killed_rank(pool: RankPool, scene: Callable[[int], None], first_dies: bool) -> None:
     victim = 0 if first_dies else pool.size - 1
-    results = pool.run(scene, victim, count, lost=[victim])
+    results = pool.run(scene, victim, lost=[victim])
     assert results[victim] == Lost(-signal.SIGKILL)
 
 
@@ -247,18 +251,17 @@ def test_all_others_have_left() -> None:
 
 
 @pytest.mark.ranks(3, hosts=[3], by_name=[3])
-@pytest.mark.parametrize("count", [SMALL, LARGE])
 @pytest.mark.parametrize("leaves_first", [True, False], ids=["before", "meanwhile"])
-def test_rank_that_leaves_groups(leaves_first: bool, count: int) -> None:
+def test_rank_that_leaves_groups(leaves_first: bool) -> None:
     """Its process goes on, and still holds the groups; Gloo's are left with the last reference."""
-    groups = used_groups(count)
+    groups = used_groups()
     if dist.get_rank() == dist.get_world_size() - 1:
         time.sleep(0 if leaves_first else 0.3)
-        for call in SYMMETRIC:
-            dist.destroy_process_group(groups[call])
+        for sized in groups:
+            dist.destroy_process_group(groups[sized])
         if os.environ["HVD_TRANSPORT"] == "gloo":
             groups.clear()
     else:
         time.sleep(0.3 if leaves_first else 0)
-        together({call: partial(finds_out, call, count, group) for call, group in groups.items()})
+        in_each(groups, finds_out)
     dist.barrier()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import _make_nccl_premul_sum as premul_sum
 
-from calls import check_group, expect_error
+from calls import check_group, expect_error, together
 from rows import filled
 
 pytestmark = pytest.mark.ranks(2, 3, by_name=[2], rails=[2])
@@ -107,12 +108,15 @@ def sparse(rows: int, columns: int) -> Tensor:
     return torch.sparse_coo_tensor(torch.tensor([[0], [1]]), torch.ones(1), (rows, columns))
 
 
-@pytest.mark.parametrize("shape", [(4, 8), (16, 4)])
-def test_sparse_tensors_of_different_shapes(shape: tuple[int, int]) -> None:
-    group = dist.new_group()
+def differs(shape: tuple[int, int], group: dist.ProcessGroup) -> None:
     tensor = sparse(8, 4) if dist.get_rank() == 0 else sparse(*shape)
     text = expect_error(lambda: dist.all_reduce(tensor, group=group))
     assert "all_reduce_sparse" in text
+
+
+def test_sparse_tensors_of_different_shapes() -> None:
+    groups = {shape: dist.new_group() for shape in ((4, 8), (16, 4))}
+    together({f"{shape}": partial(differs, shape, group) for shape, group in groups.items()})
     check_group()
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from calls import CALLS, Call, expect_error, together
+from calls import CALLS, LARGE, SMALL, Call, expect_error, together
 from ranks import RankPool
 
 pytestmark = pytest.mark.ranks(3, by_name=[2])
@@ -27,25 +27,29 @@ def expect_timeout(operation: str, call: Callable[[], object], at_least: float =
     return text
 
 
-def lonely(calls: dict[str, Call], count: int, timeout: timedelta) -> None:
-    """Rank 0 makes each call in a new group; the others stay away until all have failed.
+def lonely(calls: dict[str, Call], timeout: timedelta) -> None:
+    """Rank 0 makes each call, small and large, in a new group; the others stay away until all have
+    failed.
 
     The last word of a call's name is the operation that its error must name.
     """
-    groups = {name: dist.new_group(timeout=timeout) for name in calls}
+    groups = {
+        (name, count): dist.new_group(timeout=timeout) for name in calls for count in (SMALL, LARGE)
+    }
     if dist.get_rank() == 0:
         together(
             {
-                name: partial(expect_timeout, name.split()[-1], partial(call, groups[name], count))
-                for name, call in calls.items()
+                f"{name} of {count}": partial(
+                    expect_timeout, name.split()[-1], partial(calls[name], group, count)
+                )
+                for (name, count), group in groups.items()
             }
         )
     dist.barrier()
 
 
-@pytest.mark.parametrize("count", [3, 300_000])
-def test_group_timeout(count: int) -> None:
-    lonely(CALLS, count, SHORT)
+def test_group_timeout() -> None:
+    lonely(CALLS, SHORT)
 
 
 def with_set_timeout(group: dist.ProcessGroup | None, count: int) -> None:
@@ -74,8 +78,7 @@ def with_wait(group: dist.ProcessGroup | None, count: int) -> None:
     work.wait(SHORT)
 
 
-@pytest.mark.parametrize("count", [3, 300_000])
-def test_nearer_timeouts(count: int) -> None:
+def test_nearer_timeouts() -> None:
     """The timeout of a call, a wait or `set_timeout` holds, though the group's is far away."""
     calls: dict[str, Call] = {
         "set_timeout all_reduce": with_set_timeout,
@@ -83,16 +86,19 @@ def test_nearer_timeouts(count: int) -> None:
         "options barrier": with_barrier_options,
         "wait all_reduce": with_wait,
     }
-    lonely(calls, count, timedelta(seconds=30))
+    lonely(calls, timedelta(seconds=30))
 
 
-@pytest.mark.parametrize("count", [3, 300_000])
-def test_future_fails_without_a_wait(count: int) -> None:
+def test_future_fails_without_a_wait() -> None:
     """Nobody waits for the Work: its future fails all the same, and everything behind it too."""
-    group = dist.new_group(timeout=SHORT)
+    groups = {count: dist.new_group(timeout=SHORT) for count in (SMALL, LARGE)}
     if dist.get_rank() == 0:
         begun = time.monotonic()
-        works = [dist.all_reduce(torch.ones(count), group=group, async_op=True) for _ in range(3)]
+        works = [
+            dist.all_reduce(torch.ones(count), group=group, async_op=True)
+            for count, group in groups.items()
+            for _ in range(3)
+        ]
         for work in works:
             with pytest.raises(RuntimeError, match="all_reduce"):
                 work.get_future().wait()
@@ -133,10 +139,14 @@ def test_broken_group_says_so_at_once_and_can_be_destroyed(pool: RankPool) -> No
     pool.run(timed_out_group)
 
 
-@pytest.mark.parametrize("count", [3, 300_000])
-def test_suspended_rank(count: int) -> None:
+def times_out(count: int, group: dist.ProcessGroup) -> None:
+    text = expect_timeout("all_reduce", lambda: dist.all_reduce(torch.ones(count), group=group))
+    assert "rank 1 left no word" in text, text
+
+
+def test_suspended_rank() -> None:
     """A rank is there but does not run: an error in time, which says who is missing."""
-    group = dist.new_group(timeout=SHORT)
+    groups = {count: dist.new_group(timeout=SHORT) for count in (SMALL, LARGE)}
     if dist.get_rank() == 1:
         child = os.fork()
         if child == 0:
@@ -146,8 +156,7 @@ def test_suspended_rank(count: int) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
         os.waitpid(child, 0)
     else:
-        text = expect_timeout("all_reduce", lambda: dist.all_reduce(torch.ones(count), group=group))
-        assert "rank 1 left no word" in text, text
+        together({f"{count}": partial(times_out, count, g) for count, g in groups.items()})
     dist.barrier()
 
 
