@@ -7,6 +7,8 @@
 
 #include <ATen/ops/empty.h>
 
+#include <chrono>
+#include <thread>
 #include <vector>
 
 namespace hvd::model {
@@ -105,6 +107,29 @@ void test_short_messages_that_nobody_waits_for() {
   for (uint64_t number = 0; number < kMessages; ++number) {
     receives[number]->wait(for_ever());
     check(received[number], number, 0);
+  }
+}
+
+void test_abort_wakes_who_waits() {
+  constexpr int kRounds = 20; // that the waiting thread has to lose once
+  constexpr std::chrono::seconds kAtOnce{3}; // it looks by itself after 7.5
+  for (int round = 0; round < kRounds; ++round) {
+    const Group group = connect(2, /*rails=*/1);
+    auto received = at::empty({1024}, at::kByte);
+    const auto receive = group[1]->exchange({}, {{0, received}}, {0, 0, 0});
+    std::thread waits([&] {
+      try {
+        receive->wait(for_ever());
+        REQUIRE(!"a message that nobody sent");
+      } catch (const TransportError&) {
+      }
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(5)); // it sleeps
+    const auto begun = Clock::now();
+    group[0]->abort();
+    group[1]->abort();
+    waits.join();
+    REQUIRE(Clock::now() - begun < kAtOnce);
   }
 }
 

@@ -19,6 +19,10 @@ void test_room_for_the_message_that_is_waited_for();
 /// sends it could not go on.
 void test_short_messages_that_nobody_waits_for();
 
+/// Over TCP, where both ranks give up at once: this one reads the other's last
+/// word while a thread sleeps that would have read it.
+void test_abort_wakes_who_waits();
+
 /// ShmTransport, then TcpTransport, between ranks that are threads, two of
 /// each: a random program of exchanges, frames and messages; in some, a rank
 /// gives up on the way.

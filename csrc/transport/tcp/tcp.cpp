@@ -205,7 +205,11 @@ void TcpTransport::read(Rail& rail) {
   if (rail.connection.is_open()) {
     return;
   }
-  epoll_ctl(epoll_, EPOLL_CTL_DEL, rail.connection.socket(), nullptr);
+  // A thread that sleeps on the sockets would not hear of the end of one that
+  // is taken off them meanwhile. So it does that itself, woken by the end.
+  if (!driving_) {
+    epoll_ctl(epoll_, EPOLL_CTL_DEL, rail.connection.socket(), nullptr);
+  }
   auto& peer = peers_[rail.peer];
   bool any_left = false;
   for (const auto& other : peer.rails) {
