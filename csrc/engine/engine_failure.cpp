@@ -21,7 +21,7 @@ constexpr std::chrono::seconds kLongestLook{60};
 // How long an error message waits for the word of the other ranks.
 constexpr std::chrono::seconds kPatience{1};
 // How long a rank has nothing to do before it says so to others that may wait.
-constexpr std::chrono::seconds kIdle{10};
+constexpr std::chrono::seconds kIdle{5};
 
 } // namespace
 
