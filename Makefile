@@ -10,7 +10,7 @@ TORCH_INSTALLED := .venv/torch-$(TORCH)
 BUILT := .venv/built-torch-$(TORCH)
 CXX_FILES := $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help demo build test sanitize sanitized conformance lint bench bench-quick bench-gate clean
+.PHONY: help demo build test sanitize conformance lint bench bench-quick bench-gate clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -24,8 +24,6 @@ test: $(BUILT) ## the tests, but for those that build the package again
 	$(BIN)/pytest -m "not slow"
 
 sanitize: $(BUILT) ## the model tests of engine, shared memory and TCP under ThreadSanitizer, and under Address and UB
-sanitized: $(BUILT) ## what those need, built
-sanitize sanitized:
 	$(MAKE) -C tests/model PYTHON=$(abspath $(BIN)/python) -j $(shell nproc) $@
 
 conformance: $(BUILT) ## PyTorch's own distributed test suite, 3 ranks
