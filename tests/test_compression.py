@@ -5,73 +5,30 @@ The expected value is the float64 sum of every rank's tensor, which follows from
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
-from threading import Barrier, Event, get_ident
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 
 import torch_hvd
-from calls import check_group, environment, expect_error, says_called, together
-from rows import FACTOR, reduce_op
-from training import batch, new_model
+from calls import check_group, expect_error, says_called
+from compressed import (
+    BUDGET,
+    CODECS,
+    COUNT,
+    error_of,
+    every_layout,
+    exact,
+    group_with,
+    noise,
+    one_rank_a_host,
+    reduced,
+)
+from rows import FACTOR
 
-pytestmark = pytest.mark.ranks(2, 3, 4, transports=["tcp"], hosts=[3], by_name=[3], rails=[3])
-
-# Every rank sends its own numbers, and none go by shared memory.
-one_rank_a_host = pytest.mark.ranks(2, 3, 4, transports=["tcp"])
-
-# Relative L2 error that one all_reduce may have, with the default blocks.
-BUDGET = {
-    "fp16": 0.0005,
-    "bf16": 0.004,
-    "int8": 0.013,
-    "fp8": 0.038,
-    "fp8_e5m2": 0.075,
-    "int4": 0.16,
-}
-CODECS = tuple(BUDGET)
-COUNT = 600_000  # several segments for each rank, and a last block that is not full
-
-
-def group_with(**options: Any) -> dist.ProcessGroup:
-    # Feedback would make the second result of a tensor differ from the first.
-    return dist.new_group(pg_options=torch_hvd.Options(**{"error_feedback": False, **options}))
-
-
-def noise(
-    rank: int, count: int = COUNT, dtype: torch.dtype = torch.float32, seed: int = 0
-) -> Tensor:
-    return drawn(count, 1000 * seed + rank).to(dtype, copy=True)
-
-
-@cache  # to draw them takes longer than the all_reduce
-def drawn(count: int, seed: int) -> Tensor:
-    return torch.randn(count, generator=torch.Generator().manual_seed(seed))
-
-
-def exact(op: str, make: Callable[..., Tensor], *args: Any) -> Tensor:
-    """In float64, for make(rank, *args) on each rank."""
-    size = dist.get_world_size()
-    total = torch.stack([make(rank, *args).double() for rank in range(size)]).sum(0)
-    return total / size if op == "AVG" else total
-
-
-def reduced(tensor: Tensor, group: dist.ProcessGroup | None, op: str = "SUM") -> Tensor:
-    dist.all_reduce(tensor, op=reduce_op(op), group=group)
-    return tensor
-
-
-def error_of(result: Tensor, expected: Tensor) -> float:
-    return float((result.double() - expected).norm() / expected.norm())
+pytestmark = every_layout
 
 
 def same_everywhere(tensor: Tensor) -> bool:
@@ -265,135 +222,6 @@ def test_ranks_that_compress_differently(check: bool) -> None:
     dist.barrier()
 
 
-def test_region() -> None:
-    """torch_hvd.compression holds inside its block, nests, and ends with it."""
-    rank = dist.get_rank()
-    group = group_with(compression="int8")
-    plain, coarse = group_with(), group_with(compression="fp8")
-    with torch_hvd.compression("none"):
-        assert torch.equal(reduced(noise(rank), group), reduced(noise(rank), plain))
-        with torch_hvd.compression("fp8"):
-            assert torch.equal(reduced(noise(rank), group), reduced(noise(rank), coarse))
-        assert torch.equal(reduced(noise(rank), group), reduced(noise(rank), plain))
-    again = error_of(reduced(noise(rank), group), exact("SUM", noise))
-    assert BUDGET["int8"] / 20 < again <= BUDGET["int8"]
-    message = "compression is 'zip'; allowed is none or fp16"
-    with pytest.raises(ValueError, match=message), torch_hvd.compression("zip"):
-        pass
-
-
-def test_regions_of_threads() -> None:
-    """Each thread has its own, whatever others are in and however they overlap."""
-    rank = dist.get_rank()
-    plain = reduced(noise(rank), group_with())
-    names = ("fp8", "int8")
-    expected = {name: reduced(noise(rank), group_with(compression=name)) for name in names}
-    groups = {name: group_with() for name in names}
-    entered, outside, both = Event(), Event(), Barrier(2)
-
-    def call_inside(name: str) -> None:
-        with torch_hvd.compression(name):
-            both.wait(20)
-            entered.set()
-            assert torch.equal(reduced(noise(rank), groups[name]), expected[name])
-            assert outside.wait(20)
-            if name == "int8":
-                both.wait(20)  # the first to come is the first to leave
-        if name == "fp8":
-            both.wait(20)
-        assert torch.equal(reduced(noise(rank), groups[name]), plain)
-
-    def call_outside(group: dist.ProcessGroup) -> None:
-        assert entered.wait(20)
-        assert torch.equal(reduced(noise(rank), group), plain)
-        outside.set()
-
-    calls = {name: partial(call_inside, name) for name in names}
-    together({**calls, "outside": partial(call_outside, group_with())})
-    assert torch.equal(reduced(noise(rank), None), plain)
-
-
-def test_region_of_one_rank_alone() -> None:
-    """What another thread calls meanwhile is what it is on the other ranks."""
-    rank = dist.get_rank()
-    group = group_with()
-    expected = reduced(noise(rank), group)
-    entered, done = Event(), Event()
-
-    def stay_inside() -> None:
-        with torch_hvd.compression("int8"):
-            entered.set()
-            assert done.wait(30)
-
-    with ThreadPoolExecutor(1) as threads:
-        inside = threads.submit(stay_inside if rank == 0 else entered.set)
-        assert entered.wait(20)
-        try:
-            assert torch.equal(reduced(noise(rank), group), expected)
-        finally:
-            done.set()
-        inside.result()
-
-
-class Nested(torch.autograd.Function):
-    """Has a backward() of its own in its backward(), `depth` times, and then calls `innermost`."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, depth: int, innermost: Callable[[], None]) -> Tensor:
-        ctx.depth, ctx.innermost = depth, innermost
-        return values.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        if ctx.depth == 0:
-            ctx.innermost()
-        else:
-            nested(ctx.depth - 1, ctx.innermost)
-        return grad, None, None
-
-
-def nested(depth: int, innermost: Callable[[], None]) -> None:
-    with torch.enable_grad():
-        values = torch.ones(1, requires_grad=True)
-        Nested.apply(values, depth, innermost).backward()
-
-
-def test_region_on_threads_of_autograd() -> None:
-    """It holds for what autograd calls on behalf of this thread, here because it nests too deep."""
-    rank = dist.get_rank()
-    group = group_with(compression="int8")
-    plain = reduced(noise(rank), group_with())
-    callers = []
-
-    def call() -> None:
-        callers.append(get_ident())
-        assert torch.equal(reduced(noise(rank), group), plain)
-
-    with torch_hvd.compression("none"):
-        nested(100, call)  # from 60 on it takes other threads
-    assert callers != [get_ident()]
-    assert not torch.equal(reduced(noise(rank), group), plain)
-
-
-def test_region_of_ddp() -> None:
-    """It holds for the gradients of a backward() inside, on each of several threads."""
-    names = ("none", "fp8", "int4")
-    models = {name: model_in(group_with(compression="int8")) for name in names}
-    expected = {name: step(model_in(group_with(compression=name))) for name in names}
-    inside = Barrier(len(names))
-
-    def backward(name: str) -> Tensor:
-        with torch_hvd.compression(name):
-            inside.wait(20)
-            result = step(models[name])
-            inside.wait(20)
-        return result
-
-    found = together({name: partial(backward, name) for name in names})
-    for name in names:
-        assert torch.equal(found[name], expected[name]), name
-
-
 @pytest.mark.parametrize("codec", ["int4", "int8", "fp8_e5m2"])
 def test_error_feedback(codec: str) -> None:
     """What is lost in a step comes in a later one: the mean over steps gets ever closer."""
@@ -429,103 +257,3 @@ def test_feedback_of_other_tensors() -> None:
         view.copy_(noise(rank, count, seed=step))
         expected = reduced(noise(rank, count, seed=step), plain)
         assert torch.equal(reduced(view, group), expected), step
-
-
-def model_in(
-    group: dist.ProcessGroup, hook: Any = None, width: int = 256
-) -> DistributedDataParallel:
-    """With buckets of some 540 KB, or 8 * width**2."""
-    model = DistributedDataParallel(new_model(width=width), process_group=group)
-    if hook is not None:
-        model.register_comm_hook(group, hook)
-    return model
-
-
-def step(model: DistributedDataParallel) -> Tensor:
-    """The gradients of always the same step, which changes no parameter."""
-    model.zero_grad()
-    inputs, labels = batch(dist.get_rank(), 0)
-    functional.cross_entropy(model(inputs), labels).backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-
-
-def gradients(group: dist.ProcessGroup, hook: Any = None) -> Tensor:
-    return step(model_in(group, hook))
-
-
-@one_rank_a_host
-@pytest.mark.parametrize("codec", CODECS)
-def test_ddp(codec: str) -> None:
-    """Unmodified, by options, and by the hook over hvd and over gloo."""
-    exactly = gradients(dist.new_group())
-    by_options = gradients(group_with(compression=codec))
-    assert BUDGET[codec] / 20 < error_of(by_options, exactly) <= BUDGET[codec]
-    hook = torch_hvd.hooks.compress(codec)
-    over_hvd = gradients(group_with(), hook)
-    over_gloo = gradients(dist.new_group(backend="gloo"), hook)
-    # The same blocks, scales and order of summation.
-    assert torch.equal(over_hvd, over_gloo)
-    assert error_of(over_hvd, exactly) <= BUDGET[codec]
-
-
-@one_rank_a_host
-def test_hook_feeds_back() -> None:
-    """With int4 by default, over hvd and over gloo."""
-    exactly = gradients(dist.new_group())
-
-    def error(group: dist.ProcessGroup) -> float:
-        model = model_in(group, torch_hvd.hooks.compress("int4"))
-        return error_of(torch.stack([step(model) for _ in range(30)]).mean(0), exactly)
-
-    assert error(group_with(error_feedback=None)) < 0.02
-    assert error(dist.new_group(backend="gloo")) < 0.02
-    with environment({"HVD_ERROR_FEEDBACK": "0"}):
-        assert error(dist.new_group(backend="gloo")) > 0.1
-
-
-@one_rank_a_host
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize(
-    "environ",
-    [{}, {"HVD_ERROR_FEEDBACK": "1"}, {"HVD_ERROR_FEEDBACK": "1", "HVD_COMPRESSION_BLOCK": "64"}],
-    ids=str,
-)
-def test_hook_over_other_backends(codec: str, environ: dict[str, str]) -> None:
-    """Step by step the same bits, also of buckets of which the last block is not full."""
-
-    def averages(group: dist.ProcessGroup) -> list[Tensor]:
-        hook = torch_hvd.hooks.compress(codec)
-        first, second = torch.empty(50_001), torch.empty(100_000)
-        found = []
-        for place in range(10):
-            for buffer in (first, second):
-                buffer.copy_(noise(dist.get_rank(), buffer.numel(), seed=place))
-                bucket = SimpleNamespace(buffer=lambda buffer=buffer: buffer)
-                hook(group, cast(dist.GradBucket, bucket)).wait()
-                found.append(buffer.clone())
-        return found
-
-    with environment(environ):
-        over_hvd = averages(group_with(error_feedback=None))
-        over_gloo = averages(dist.new_group(backend="gloo"))
-    for ours, theirs in zip(over_hvd, over_gloo, strict=True):
-        assert torch.equal(ours, theirs)
-
-
-@one_rank_a_host
-def test_hook_of_several_models() -> None:
-    """What was lost of one model's gradients is not added to another's, whatever their sizes."""
-    group = dist.new_group(backend="gloo")
-    hook = torch_hvd.hooks.compress("int4")
-    for width in (256, 256, 200, 256):
-        expected = step(model_in(group, torch_hvd.hooks.compress("int4"), width))
-        model = model_in(group, hook, width)
-        assert torch.equal(step(model), expected)
-        for _ in range(3):
-            step(model)
-
-
-def test_hook_of_another_name() -> None:
-    for name in ("zip", "none"):
-        with pytest.raises(ValueError, match=f"compression is '{name}'; allowed is fp16 or"):
-            torch_hvd.hooks.compress(name)

@@ -1,0 +1,83 @@
+"""python -m torch_hvd.report, and the switches that leave it something to report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch import launch
+from torch_hvd import report
+
+
+def test_plot(tmp_path: Path) -> None:
+    """A bar for each size that has responses, of each rank; the groups of a rank are one."""
+    from matplotlib import image, pyplot
+
+    counts = [[(3, 1.0), (0, 0.0), (2, 4.0)], [(1, 2.0), (0, 0.0), (5, 0.5)]]
+    for rank, of_rank in enumerate(counts):
+        uptos = (1e3, 1e6, None)
+        rows = [
+            {"upto": upto, "count": count, "seconds": seconds}
+            for upto, (count, seconds) in zip(uptos, of_rank, strict=True)
+        ]
+        group = {"responses": 0, "messages": 0, "rows": rows}  # 0: it need not be printed
+        text = json.dumps({"rank": rank, "run": "", "groups": [group, group]})
+        (tmp_path / f"rank-{rank}.stats.json").write_text(text)
+    file = tmp_path / "stats.png"
+    report.main(["stats", str(tmp_path), "--plot", str(file)])
+
+    assert image.imread(file).shape == (600, 800, 4)
+    figure: Any = pyplot.gcf()
+    responses, seconds = figure.axes
+    assert [bar.get_height() for bar in responses.patches] == [6, 4, 2, 10]
+    assert [bar.get_height() for bar in seconds.patches] == [2.0, 8.0, 4.0, 1.0]
+    sizes = [label.get_text() for label in seconds.get_xticklabels()]
+    assert sizes == ["(0, 1 KB]", "> 1 MB"]
+    assert [text.get_text() for text in responses.get_legend().get_texts()] == ["rank 0", "rank 1"]
+    pyplot.close("all")
+
+
+@pytest.mark.parametrize("name", ["HVD_TIMELINE", "HOROVOD_TIMELINE", "HVD_STATS"])
+def test_a_folder_that_is_a_file(name: str, tmp_path: Path) -> None:
+    """As Horovod's timeline was: every rank hears of it when the group is made."""
+    file = tmp_path / "timeline.json"
+    file.touch()
+    ended = launch("", 2, env={name: str(file)})
+    for process in ended:
+        assert process.returncode != 0
+        assert f"{name} is '{file}'; allowed is a folder that can be written" in process.stderr
+
+
+def test_report_of_nothing(tmp_path: Path) -> None:
+    for command in ("timeline", "stats"):
+        with pytest.raises(
+            SystemExit,
+            match=rf"holds no rank-N\.{command}\.json; was it given as HVD_{command.upper()}",
+        ):
+            report.main([command, str(tmp_path)])
+
+
+def test_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """HVD_STATS and HVD_TIMELINE need no change of a program; one folder may be for both."""
+    environment = dict.fromkeys(("HVD_STATS", "HVD_TIMELINE"), str(tmp_path / "out"))
+    ended = launch(
+        "for n in (4, 300_000): dist.all_reduce(torch.ones(n))",
+        2,
+        env={**environment, "HVD_STATS_EDGES": "0.001,2"},
+    )
+    assert [process.returncode for process in ended] == [0, 0], ended
+    out = tmp_path / "out"
+    report.main(["timeline", str(out)])
+    events = json.loads((out / "timeline.json").read_text())
+    assert sum(e["name"].startswith("all_reduce") and e["ph"] == "b" for e in events) == 4
+    capsys.readouterr()
+    report.main(["stats", str(out), "--rank", "1"])
+    printed = capsys.readouterr().out
+    assert "Rank 1" in printed and "Rank 0" not in printed
+    assert "| (0, 1 KB] | 1 | 1.0 |" in printed
+    assert "| (1 KB, 2 MB] | 1 | 1.0 | 1.2 |" in printed
+    with pytest.raises(SystemExit, match="nothing of rank 7"):
+        report.main(["stats", str(out), "--rank", "7"])

@@ -1,0 +1,210 @@
+"""torch_hvd.statistics: what is counted of collectives, messages and waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import torch_hvd
+from calls import LARGE, SMALL, cpu_backend
+from ranks import RankPool
+
+FRAME_HEAD = 16 + 64  # its length, and what the ranks agree by
+
+
+def counts() -> dict[str, Any]:
+    """Of the group made last."""
+    return torch_hvd.statistics()[-1]
+
+
+def sent() -> tuple[float, float]:
+    """Over the network, and through shared memory."""
+    seen = counts()
+    return seen["wire_bytes"], seen["shared_memory_bytes"]
+
+
+@pytest.mark.ranks(2, 3)
+def test_lone_calls_have_no_extra_exchange() -> None:
+    size = dist.get_world_size()
+    group = dist.new_group()
+    tensor = torch.ones(SMALL)
+    for _ in range(10):
+        dist.all_reduce(tensor, group=group)
+    seen = counts()
+    assert (seen["frames"], seen["responses"], seen["tensors"]) == (10, 10, 10)
+    assert seen["tensor_bytes"] == 10 * tensor.nbytes
+    way, other = "wire_bytes", "shared_memory_bytes"
+    if cpu_backend(group).options.transport == "shm":
+        way, other = other, way
+    assert seen[way] == 10 * (FRAME_HEAD + tensor.nbytes) * (size - 1)
+
+    dist.all_reduce(torch.ones(LARGE), group=group)
+    after = counts()
+    assert (after["frames"], after["responses"]) == (10, 11)
+    # Shards out and sums back, and the longer ones where the size does not divide.
+    least = 2 * 4 * LARGE * (size - 1) // size
+    assert 0 <= after[way] - seen[way] - least <= 4 * 2 * size
+    assert after[other] == 0
+    assert after["fusion_buffer_bytes"] == 0
+    assert 0 < after["waiting"] < after["elapsed"]
+
+
+def saved_by_int8() -> tuple[float, float]:
+    """How many times fewer bytes go over the network, and through shared memory."""
+    before = []
+    for codec in ("none", "int8"):
+        group = dist.new_group(pg_options=torch_hvd.Options(compression=codec))
+        dist.all_reduce(torch.ones(1 << 20), group=group)
+        before.append(sent())
+    (wire, memory), (encoded_wire, encoded_memory) = before
+    return wire / encoded_wire, memory / encoded_memory
+
+
+def test_bytes_of_two_hosts_with_two_ranks() -> None:
+    """What goes through shared memory is counted apart, and not encoded."""
+    with RankPool(4, hosts=["one", "one", "other", "other"]) as pool:
+        for over_network, in_memory in pool.run(saved_by_int8):
+            assert over_network >= 3.9
+            assert in_memory == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("transport", ["shm", "tcp", "gloo", "mpi"])
+def test_messages_are_counted(transport: str) -> None:
+    """Also in a program that calls no collective."""
+    group = dist.new_group(pg_options=torch_hvd.Options(transport=transport))
+    rank = dist.get_rank()
+    before = sum(sent())
+    tensor = torch.full((1000,), float(rank))
+    for _ in range(3):
+        if rank == 0:
+            dist.send(tensor, 1, group=group)
+        else:
+            dist.recv(tensor, 0, group=group)
+    assert not tensor.any()
+    assert sum(sent()) - before == (3 * tensor.nbytes if rank == 0 else 0)
+    assert counts()["messages"] == 3
+    assert counts()["responses"] == 0
+
+
+STEPS, LATE_S = 8, 0.1
+
+
+def waited_in_steps() -> tuple[float, float]:
+    """Seconds that this rank has waited in steps for which rank 1 is late, and what they took."""
+    group = dist.new_group()
+    model = DistributedDataParallel(torch.nn.Linear(64, 64), process_group=group)
+    before, start = counts()["waiting"], time.monotonic()
+    for _ in range(STEPS):
+        loss = model(torch.ones(1, 64)).sum()
+        if dist.get_rank() == 1:
+            time.sleep(LATE_S)
+        loss.backward()
+    return counts()["waiting"] - before, time.monotonic() - start
+
+
+@pytest.mark.ranks(2)
+def test_waiting_for_futures(pool: RankPool) -> None:
+    """DDP waits for futures, which tell nobody of it."""
+    (punctual, took), (late, _) = pool.run(waited_in_steps)
+    assert 0.9 * STEPS * LATE_S <= punctual <= took
+    assert late <= 0.3 * STEPS * LATE_S
+
+
+def waited_by_threads() -> tuple[float, float]:
+    group = dist.new_group()
+    if dist.get_rank() == 1:
+        time.sleep(0.5)
+    work = dist.all_reduce(torch.ones(LARGE), group=group, async_op=True)
+    assert work is not None
+    threads = [threading.Thread(target=work.wait) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seen = counts()
+    return seen["waiting"], seen["elapsed"]
+
+
+@pytest.mark.ranks(2)
+def test_threads_that_wait_together(pool: RankPool) -> None:
+    """Their time is counted once."""
+    (waiting, elapsed), _ = pool.run(waited_by_threads)
+    assert 0.4 <= waiting <= elapsed
+
+
+# Small tensors in the sizes of a ResNet, and larger ones between them.
+RESNET_LIKE = [(64, 64, 256, 4096, 36_864)[k % 5] for k in range(161)]
+RESNET_LIKE_SMALL = sum(4 * size <= 65536 for size in RESNET_LIKE)
+
+
+def one_by_one(tensors: list[torch.Tensor], group: dist.ProcessGroup) -> None:
+    for work in [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]:
+        assert work is not None
+        work.wait()
+
+
+def in_one_call(tensors: list[torch.Tensor], group: dist.ProcessGroup) -> None:
+    with dist._coalescing_manager(group, async_ops=True) as coalesced:
+        for tensor in tensors:
+            dist.all_reduce(tensor, group=group)
+    coalesced.wait()
+
+
+def frames_of_bursts(issue: Callable[[list[torch.Tensor], dist.ProcessGroup], None]) -> list[int]:
+    group = dist.new_group()
+    frames = []
+    for _ in range(10):
+        before = counts()["frames"]
+        issue([torch.ones(size) for size in RESNET_LIKE], group)
+        frames.append(counts()["frames"] - before)
+    assert counts()["fusion_buffer_bytes"] > 65536
+    return frames
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_burst_takes_few_frames() -> None:
+    """A rank that loses its core in the midst of a burst is met halfway, not waited for. How few
+    frames there are where none does, the model's test_burst counts."""
+    frames = frames_of_bursts(one_by_one)
+    assert min(frames) < RESNET_LIKE_SMALL / 2, frames
+    assert max(frames) < RESNET_LIKE_SMALL, frames
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_burst_in_one_call_takes_four_frames_at_most() -> None:
+    assert max(frames_of_bursts(in_one_call)) <= 4
+
+
+@pytest.mark.ranks(2, 3)
+def test_large_tensors_take_no_frames() -> None:
+    """That they overlap all the same, the model's test_ahead shows."""
+    group = dist.new_group(pg_options=torch_hvd.Options(transport="gloo"))
+    size = dist.get_world_size()
+    tensors = [torch.full((1 << 18,), float(k)) for k in range(40)]
+    one_by_one(tensors, group)
+    assert all(torch.equal(t, torch.full_like(t, size * k)) for k, t in enumerate(tensors))
+    seen = counts()
+    assert seen["frames"] == 0
+    assert seen["tensors"] == 40
+    assert seen["responses"] == 40  # each is done when it is
+
+
+@pytest.mark.ranks(2)
+def test_rows_by_size() -> None:
+    group = dist.new_group()
+    for count in (100, 1000, 5_000_000):
+        dist.all_reduce(torch.ones(count), group=group)
+    rows = [row for row in counts()["rows"] if row["count"]]
+    assert [row["upto"] for row in rows] == [1e3, 1e6, 2e7]
+    assert [row["bytes"] for row in rows] == [400, 4000, 2e7]
+    for row in rows:
+        assert row["tensors"] == 1
+        assert row["rates"] == pytest.approx(row["bytes"] / row["seconds"])

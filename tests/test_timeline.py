@@ -1,0 +1,169 @@
+"""Timelines: what each rank writes, and how they are put together."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import torch_hvd
+from calls import LARGE, SMALL
+from launch import launch
+from ranks import RankPool
+from torch_hvd import report
+
+
+def traced(folder: str) -> int:
+    group = dist.new_group()
+    dist.barrier(group=group)
+    torch_hvd.start_timeline(folder)
+    with pytest.raises(RuntimeError, match="already"):
+        torch_hvd.start_timeline(folder)
+    works = [
+        dist.all_reduce(torch.ones(count), group=group, async_op=True)
+        for count in (3, 700, LARGE, 5) * 10
+    ]
+    for work in works:
+        assert work is not None
+        work.wait()
+    dist.broadcast(torch.ones(LARGE), src=0, group=group)
+    rank = dist.get_rank()
+    if rank == 0:
+        dist.send(torch.ones(SMALL), 1, group=group)
+    elif rank == 1:
+        dist.recv(torch.ones(SMALL), 0, group=group)
+    dist.barrier(group=group)
+    torch_hvd.stop_timeline()
+    torch_hvd.stop_timeline()
+    dist.barrier(group=group)
+    return len(works) + 2
+
+
+MESSAGES = {0: ["send to rank 1"], 1: ["recv from rank 0"]}  # beside those
+STAGES = ["agree", "pack", "exchange", "unpack", "complete"]
+
+
+def check_nest(events: list[report.Event]) -> None:
+    """One collective: an outer slice, and in it the stages, one after the other."""
+    outer, *inner, end = events
+    assert (outer["ph"], end["ph"], outer["name"]) == ("b", "e", end["name"])
+    assert set(outer["args"]) == {"seq", "bytes", "batch", "transport"}
+    assert [e["name"] for e in inner] == [stage for stage in STAGES for _ in "be"]
+    assert [e["ph"] for e in inner] == ["b", "e"] * len(STAGES)
+    times = [e["ts"] for e in events]
+    assert times == sorted(times)
+
+
+@pytest.mark.ranks(2, 3)
+def test_timeline(pool: RankPool, tmp_path: Path) -> None:
+    made = pool.run(traced, str(tmp_path))
+    report.main(["timeline", str(tmp_path)])
+    events = json.loads((tmp_path / "timeline.json").read_text())
+    for rank in range(pool.size):
+        of_rank = [e for e in events if e["pid"] == rank]
+        assert of_rank[0]["args"]["name"] == f"rank {rank}"
+        nests: dict[str, list[report.Event]] = {}
+        for event in of_rank[1:]:
+            nests.setdefault(event["id"], []).append(event)
+        messages = [nests.pop(name) for name in list(nests) if len(nests[name]) == 2]
+        assert [begin["name"] for begin, _ in messages] == MESSAGES.get(rank, [])
+        for begin, end in messages:
+            assert (begin["ph"], end["ph"]) == ("b", "e")
+            assert begin["ts"] <= end["ts"]
+            assert begin["args"]["bytes"] == 4 * SMALL
+        assert len(nests) == made[rank], "an operation is missing"
+        for nest in nests.values():
+            check_nest(nest)
+        names = Counter(nest[0]["name"].split("(")[0] for nest in nests.values())
+        assert names == {"all_reduce": made[rank] - 2, "broadcast": 1, "barrier": 1}
+
+
+@pytest.mark.ranks(2)
+def test_timelines_of_hosts_with_other_clocks(pool: RankPool, tmp_path: Path) -> None:
+    """A rank whose clock is 5 s ahead, and whose wall clock is an hour wrong, is put in place."""
+    pool.run(traced, str(tmp_path))
+    reference, ahead = (
+        json.loads((tmp_path / f"rank-{rank}.timeline.json").read_text()) for rank in range(2)
+    )
+    for event in ahead[1:]:
+        event["ts"] += 5e6
+    ahead[0]["args"]["wall_clock_offset_us"] += 3.6e9
+    found = report.clock_offset(reference, ahead)
+    assert found == pytest.approx(-5e6, abs=20e3)
+
+
+def test_timeline_of_a_rank_that_died(tmp_path: Path) -> None:
+    whole = (
+        '[{"ph":"M","name":"process_name","pid":0,"args":{"wall_clock_offset_us":0.0}},\n'
+        '{"ph":"b","name":"a","pid":0,"id":"0/0","ts":1.0},\n'
+    )
+    (tmp_path / "rank-0.timeline.json").write_text(whole + '{"ph":"e","na')
+    (tmp_path / "rank-1.timeline.json").write_text(whole.splitlines()[0].removesuffix(","))
+    names = [event["name"] for event in report.merge_timelines(tmp_path)]
+    assert names == ["process_name", "a", "process_name"]
+
+
+FORKS = """
+dist.all_reduce(torch.ones(4))
+if os.fork() == 0:
+    sys.exit()  # runs what was registered with atexit
+os.wait()
+print(open(f"{os.environ['HVD_STATS']}/rank-{rank}.stats.json").read())
+dist.all_reduce(torch.ones(4))
+"""
+
+
+def test_forked_child_that_exits(tmp_path: Path) -> None:
+    """It writes neither to its parent's timeline nor its statistics."""
+    ended = launch(FORKS, 2, env={"HVD_TIMELINE": str(tmp_path), "HVD_STATS": str(tmp_path / "s")})
+    for rank, process in enumerate(ended):
+        assert process.returncode == 0, process.stderr
+        assert json.loads(process.stdout)["groups"] == []
+        events = json.loads((tmp_path / f"rank-{rank}.timeline.json").read_text())
+        names = Counter(e["name"] for e in events if e["ph"] == "b" and "args" in e)
+        assert names["all_reduce(float32[4], SUM)"] == 2
+        groups = json.loads((tmp_path / "s" / f"rank-{rank}.stats.json").read_text())["groups"]
+        assert groups[0]["tensors"] == 2
+
+
+AGAIN = """
+dist.all_reduce(torch.ones(4))
+dist.destroy_process_group()
+store = dist.FileStore(os.environ["AGAIN"], size)
+dist.init_process_group("hvd", store=store, rank=rank, world_size=size)
+dist.all_reduce(torch.ones(4))
+"""
+
+
+def test_ids_are_unique(tmp_path: Path) -> None:
+    """Also where a program destroys its group and makes a new one; on all ranks they are alike."""
+    folder = tmp_path / "timeline"
+    ended = launch(AGAIN, 2, env={"HVD_TIMELINE": str(folder), "AGAIN": str(tmp_path / "store")})
+    assert [process.returncode for process in ended] == [0, 0], ended[0].stderr
+    ids = [
+        [e["id"] for e in report._load_events(path) if e["ph"] == "b" and "args" in e]
+        for path in (folder / "rank-0.timeline.json", folder / "rank-1.timeline.json")
+    ]
+    assert len(ids[0]) == len(set(ids[0])) == 2
+    assert ids[0] == ids[1]
+
+
+def test_files_of_an_earlier_run(tmp_path: Path) -> None:
+    """A run of fewer ranks leaves files of the one before; they are not mixed with its own."""
+    environment = {name: str(tmp_path / name) for name in ("HVD_STATS", "HVD_TIMELINE")}
+    for size in (3, 2):
+        ended = launch("dist.all_reduce(torch.ones(4))", size, env=environment)
+        assert [process.returncode for process in ended] == size * [0], ended[0].stderr
+    for command, name in (("stats", "HVD_STATS"), ("timeline", "HVD_TIMELINE")):
+        with pytest.raises(
+            SystemExit,
+            match=rf"files of several runs: rank-0\.{command}\.json, rank-1\.{command}\.json "
+            rf"of world size 2, .*; rank-2\.{command}\.json of world size 3, ",
+        ):
+            report.main([command, environment[name]])
+        (tmp_path / name / f"rank-2.{command}.json").unlink()
+        report.main([command, environment[name]])
