@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <sstream>
+#include <string>
 
 namespace hvd {
 
@@ -22,6 +22,36 @@ FrameHeader read_header(const std::byte* frame) {
 
 bool is_single(const FrameHeader& header) {
   return header.batch == header.signature.hash(header.seq);
+}
+
+bool all_equal(
+    const std::vector<FrameHeader>& headers,
+    uint64_t FrameHeader::* field) {
+  return std::all_of(headers.begin(), headers.end(), [&](const auto& header) {
+    return header.*field == headers[0].*field;
+  });
+}
+
+uint64_t least_tail(const std::vector<FrameHeader>& headers) {
+  return std::min_element(
+             headers.begin(),
+             headers.end(),
+             [](const auto& a, const auto& b) { return a.tail < b.tail; })
+      ->tail;
+}
+
+/// What each rank called, and as which number if those differ.
+std::string describe_calls(const std::vector<FrameHeader>& headers) {
+  const bool same_place = all_equal(headers, &FrameHeader::seq);
+  std::vector<std::string> calls;
+  calls.reserve(headers.size());
+  for (const auto& header : headers) {
+    calls.push_back(" called " + header.signature.describe());
+    if (!same_place) {
+      calls.back() += " as number " + std::to_string(header.seq);
+    }
+  }
+  return by_rank(calls, ", ");
 }
 
 } // namespace
@@ -53,51 +83,28 @@ bool Agreement::check(
   for (const std::byte* frame : frames) {
     headers.push_back(read_header(frame));
   }
-  const auto all_equal = [&](auto field) {
-    return std::all_of(headers.begin(), headers.end(), [&](const auto& header) {
-      return field(header) == field(headers[0]);
-    });
-  };
-  const bool same_place = all_equal([](const auto& h) { return h.seq; });
-  const bool same_past = all_equal([](const auto& h) { return h.history; });
-  if (same_place && same_past) {
-    const uint64_t cut_from = agreed_;
-    agreed_ = std::min_element(
-                  headers.begin(),
-                  headers.end(),
-                  [](const auto& a, const auto& b) { return a.tail < b.tail; })
-                  ->tail;
-    if (all_equal([](const auto& h) { return h.batch; })) {
-      return true;
-    }
-    if (!std::all_of(headers.begin(), headers.end(), is_single)) {
-      one_by_one_until_ = cut_from;
-      return false;
-    }
+  if (!all_equal(headers, &FrameHeader::seq) ||
+      !all_equal(headers, &FrameHeader::history)) {
+    throw std::runtime_error(
+        "the ranks are out of step, an earlier collective was not the same on "
+        "every rank; they are now at: " +
+        describe_calls(headers));
+  }
+  const uint64_t cut_from = agreed_;
+  agreed_ = least_tail(headers);
+  if (all_equal(headers, &FrameHeader::batch)) {
+    return true;
+  }
+  if (!std::all_of(headers.begin(), headers.end(), is_single)) {
+    one_by_one_until_ = cut_from;
+    return false;
   }
   const auto& first = *batch.items[0].collective;
-  std::ostringstream text;
-  if (same_place && same_past) {
-    text << "the ranks called different collectives in place " << first.seq
-         << " of the group's sequence:";
-  } else {
-    text << "the ranks are out of step, an earlier collective was not the same "
-            "on every rank; they are now at:";
-  }
-  std::vector<std::string> calls;
-  calls.reserve(headers.size());
-  for (const auto& header : headers) {
-    calls.push_back(" called " + header.signature.describe());
-    if (!same_place) {
-      calls.back() += " as number " + std::to_string(header.seq);
-    }
-  }
-  text << ' ' << by_rank(calls, ", ");
-  if (!same_place || !same_past) {
-    throw std::runtime_error(text.str());
-  }
   taken_out_ += hash(first);
-  throw Mismatch(text.str());
+  throw Mismatch(
+      "the ranks called different collectives in place " +
+      std::to_string(first.seq) +
+      " of the group's sequence: " + describe_calls(headers));
 }
 
 } // namespace hvd
