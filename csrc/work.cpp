@@ -23,14 +23,6 @@ void complete(
   }
 }
 
-std::string describe_failure(
-    const std::string& call,
-    int rank,
-    const std::exception& e) {
-  return "hvd: " + call + " failed on rank " + std::to_string(rank) + ": " +
-      e.what();
-}
-
 } // namespace
 
 std::optional<std::vector<at::Tensor>> if_profiled(
@@ -228,7 +220,7 @@ MessageWork::MessageWork(
   try {
     request_ = start(engine_->transport());
   } catch (const std::exception& e) {
-    const auto failure = describe_failure(describe(), rank_, e);
+    const auto failure = engine_->message_failed(describe(), e.what());
     engine_->abort(failure);
     std::rethrow_exception(backend_error(failure));
   }
@@ -245,7 +237,6 @@ MessageWork::~MessageWork() {
   auto keep = [engine = engine_.get(),
                request = std::shared_ptr<Request>(std::move(request_)),
                call,
-               rank = rank_,
                bytes = static_cast<int64_t>(buffer_.nbytes()),
                submitted = submitted_,
                deadline = Clock::now() + timeout_](const auto& /*over*/) {
@@ -253,7 +244,7 @@ MessageWork::~MessageWork() {
       request->wait(deadline);
       engine->message_done(call, bytes, submitted);
     } catch (const std::exception& e) {
-      engine->abort(describe_failure(call, rank, e));
+      engine->abort(engine->message_failed(call, e.what()));
     }
   };
   try {
@@ -287,7 +278,7 @@ void MessageWork::wait_until(
     engine_->message_done(
         describe(), static_cast<int64_t>(buffer_.nbytes()), submitted_);
   } catch (const std::exception& e) {
-    failure = describe_failure(describe(), rank_, e);
+    failure = engine_->message_failed(describe(), e.what());
   }
   arrived();
   const auto continuation =

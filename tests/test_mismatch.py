@@ -115,6 +115,24 @@ def test_different_calls_by_shared_memory(count: int, attach: str) -> None:
         pool.run(test_different_calls, count, count)
 
 
+@pytest.mark.ranks(3, hosts=[3])
+def test_different_calls_while_a_message_waits() -> None:
+    """Which says as much as the collective, whichever of the two finds out first."""
+    rank = dist.get_rank()
+    group = dist.new_group(timeout=timedelta(seconds=8))
+    check_group(group)
+    counts = [LARGE, LARGE, 2 * LARGE]
+    calls = {"all_reduce": partial(CALLS["all_reduce"], group, counts[rank])}
+    if rank == 0:
+        calls["recv"] = partial(CALLS["recv"], group, SMALL)
+    texts = together({name: partial(expect_error, call, 12) for name, call in calls.items()})
+    for text in texts.values():
+        for peer, count in enumerate(counts):
+            assert says_called(text, peer, f"all_reduce(float32[{count}], SUM)"), text
+    if rank == 0:
+        assert texts["recv"].startswith("hvd: recv from rank 1 failed on rank 0: "), texts
+
+
 @pytest.mark.ranks(2, 3, hosts=[3])
 def test_different_calls_with_more_behind() -> None:
     """What was issued after the calls that differ fails too or is right, on every rank."""

@@ -100,6 +100,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void message_called();
   /// It is done; `name`: as people read it.
   void message_done(const std::string& name, int64_t bytes, Deadline submitted);
+  /// It has failed of `error`, and with it the group, if that had not: abort()
+  /// then fails what is pending. Returns what to tell of it.
+  std::string message_failed(const std::string& name, const std::string& error);
 
   /// Whether the transport moves its tensors straight from and to the memory of
   /// such a device. `collective`: its verb, dtype and count are set.
@@ -165,6 +168,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void start(Track& track, Batch& batch);
   bool finish(Track& track, Batch& batch);
   std::string explain(const Batch& batch, const std::string& error);
+  /// How this rank's place differs from those of others, or else the error.
+  std::string compare(const Witness::Place& place, const std::string& error);
 
   void abort_transports() noexcept;
   void give_up(Lock& lock, const Batch& batch, const std::string& error);

@@ -155,13 +155,38 @@ std::string Engine::explain(const Batch& batch, const std::string& error) {
     Lock lock(mutex_);
     place = place_at(&collective);
   }
+  return out.str() + compare(place, error);
+}
+
+std::string Engine::compare(
+    const Witness::Place& place,
+    const std::string& error) {
   std::lock_guard<std::mutex> guard(witness_mutex_);
   witness_.tell(place);
   const auto gone = [this](int rank) { return transport_->is_gone(rank); };
   const auto places = witness_.ask(place.seq, kPatience, gone);
-  out << Witness::difference(place.seq, places).value_or(error)
-      << ". Where the ranks were: " << witness_.report(place.seq, places, gone);
-  return out.str();
+  return Witness::difference(place.seq, places).value_or(error) +
+      ". Where the ranks were: " + witness_.report(place.seq, places, gone);
+}
+
+std::string Engine::message_failed(
+    const std::string& call,
+    const std::string& error) {
+  const std::string what = "hvd: " + call + " failed on rank " +
+      std::to_string(transport_->rank()) + ": ";
+  Lock lock(mutex_);
+  if (failing_) {
+    progress_.wait(lock, [this] { return error_ != nullptr; });
+    return what + error + ". " + failure_;
+  }
+  failing_ = true;
+  const Witness::Place at = place();
+  lock.unlock();
+  abort_transports();
+  const std::string message = what + (at.waiting ? compare(at, error) : error);
+  lock.lock();
+  fail(message);
+  return message;
 }
 
 Witness::Place Engine::place() const {
