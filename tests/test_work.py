@@ -153,6 +153,19 @@ def test_send_dropped_at_once_still_arrives(count: int) -> None:
     dist.barrier()
 
 
+@pytest.mark.ranks(2, 3)
+def test_futures_dropped_at_once_beside_messages() -> None:
+    """Their tensors are freed by whoever completes them, which takes the GIL, as messages do."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for _ in range(500):
+        dist.all_reduce(torch.ones(3), async_op=True).get_future()
+        sent = dist.isend(torch.ones(3), (rank + 1) % size)
+        received = dist.irecv(torch.ones(3), (rank - 1) % size)
+        for work in (sent, received):
+            assert work is not None
+            work.get_future().wait()
+
+
 @pytest.mark.parametrize("order", ["forward", "backward", "last only", "by rank"])
 def test_many_in_flight(order: str) -> None:
     """A hundred calls of mixed sizes, waited for in other orders than issued."""

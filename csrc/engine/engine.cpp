@@ -432,9 +432,7 @@ void Engine::conclude(Lock& lock, Aftermath& aftermath) {
   for (auto& continuation : aftermath.continuations) {
     continuation();
   }
-  aftermath.batches.clear();
-  aftermath.called.clear();
-  aftermath.operations.clear();
+  aftermath = {};
   lock.lock();
   if (runs_user_code) {
     for (auto* track : tracks_) {
