@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from datetime import timedelta
 from functools import partial
 from itertools import product
@@ -131,6 +132,26 @@ def test_different_calls_while_a_message_waits() -> None:
             assert says_called(text, peer, f"all_reduce(float32[{count}], SUM)"), text
     if rank == 0:
         assert texts["recv"].startswith("hvd: recv from rank 1 failed on rank 0: "), texts
+
+
+@pytest.mark.ranks(3)
+def test_different_calls_of_which_a_rank_is_late() -> None:
+    """With `check` all wait for it, hear of what each called, and the group works on."""
+    rank = dist.get_rank()
+    groups = {
+        count: dist.new_group(pg_options=torch_hvd.Options(check=True)) for count in (SMALL, LARGE)
+    }
+    if rank == 2:
+        time.sleep(5)  # the others compare where they are after 1 s, and again after 3
+
+    def differ(group: dist.ProcessGroup, count: int) -> None:
+        counts = [count, 2 * count, count]
+        text = expect_error(lambda: CALLS["all_reduce"](group, counts[rank]), within=10)
+        for peer, called in enumerate(counts):
+            assert says_called(text, peer, f"all_reduce(float32[{called}], SUM)"), text
+        check_group(group)
+
+    together({f"{count}": partial(differ, group, count) for count, group in groups.items()})
 
 
 @pytest.mark.ranks(2, 3, hosts=[3])

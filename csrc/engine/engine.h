@@ -187,7 +187,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Witness::Place place() const;
   Witness::Place place_at(const Collective* waited_for) const;
   std::string describe_stall(const Witness::Place& place, Clock::duration age);
-  /// Whether another rank has said that it called something else in this place.
+  /// Whether another rank has said that it called something else in this place,
+  /// of which nobody would hear otherwise.
   bool differs_elsewhere(const Witness::Place& place);
 
   const std::unique_ptr<Transport> transport_;
