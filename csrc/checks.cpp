@@ -102,9 +102,10 @@ void check_op(Verb verb, at::ScalarType dtype, ReduceOp op) {
       name(op),
       " is not defined on ",
       c10::getDtypeNames(dtype).first,
-      " tensors. SUM and PRODUCT take all but 8-bit floating point; AVG the "
-      "same but for bool; PREMUL_SUM floating point and complex; MIN and MAX "
-      "all real numbers; BAND, BOR and BXOR integers and bool");
+      " tensors. None is on 8-bit floating point, uint16, uint32 and uint64; "
+      "of the rest SUM and PRODUCT take all, AVG all but bool, PREMUL_SUM "
+      "floating point and complex, MIN and MAX real numbers, BAND, BOR and "
+      "BXOR integers and bool");
 }
 
 } // namespace hvd

@@ -34,18 +34,24 @@ def test_twice(method: str) -> None:
     check_group()
 
 
-@pytest.mark.ranks(3)
+@pytest.mark.ranks(3, by_name=[3])
 @pytest.mark.parametrize("count", [SMALL, LARGE])
 def test_abort_from_another_thread(count: int) -> None:
     """Rank 0 waits for peers that do not come, until another thread of it aborts the group."""
     group = dist.new_group(timeout=timedelta(seconds=60))
     if dist.get_rank() == 0:
-        behind = dist.all_reduce(torch.ones(count), group=group, async_op=True)
+        behind = [
+            dist.all_reduce(torch.ones(count), group=group, async_op=True),
+            dist.irecv(torch.ones(count), 1, group=group),
+            dist.irecv(torch.ones(count), group=group),
+        ]
         timer = threading.Timer(0.5, cpu_backend(group).abort)
         timer.start()
         text = expect_error(lambda: dist.all_reduce(torch.ones(count), group=group), within=6)
         assert "abort" in text, text
-        expect_error(behind.wait, within=1)
+        for work in behind:
+            assert work is not None
+            assert "abort" in expect_error(work.wait, within=1)
         timer.join(6)
         assert not timer.is_alive()
     dist.barrier()

@@ -49,7 +49,9 @@ auto guarded(const char* verb, int peer, Deadline deadline, Call call) {
   }
 }
 
-class GlooRequest final : public Request {
+} // namespace
+
+class GlooTransport::GlooRequest final : public Request {
  public:
   struct Part {
     const char* verb;
@@ -57,10 +59,25 @@ class GlooRequest final : public Request {
     c10::intrusive_ptr<c10d::Work> work;
   };
 
-  explicit GlooRequest(std::vector<Part> parts) : parts_(std::move(parts)) {}
+  GlooRequest(GlooTransport& transport, std::vector<Part> parts)
+      : transport_(transport), parts_(std::move(parts)) {
+    std::lock_guard<std::mutex> lock(transport_.mutex_);
+    if (transport_.aborted_) {
+      throw TransportError("gloo: aborted");
+    }
+    transport_.requests_.insert(this);
+  }
 
-  GlooRequest(const char* verb, int peer, c10::intrusive_ptr<c10d::Work> work) {
-    parts_.push_back({verb, peer, std::move(work)});
+  GlooRequest(
+      GlooTransport& transport,
+      const char* verb,
+      int peer,
+      c10::intrusive_ptr<c10d::Work> work)
+      : GlooRequest(transport, {{verb, peer, std::move(work)}}) {}
+
+  ~GlooRequest() override {
+    std::lock_guard<std::mutex> lock(transport_.mutex_);
+    transport_.requests_.erase(this);
   }
 
   void wait(Deadline deadline) override {
@@ -79,12 +96,18 @@ class GlooRequest final : public Request {
     return parts_.front().work->sourceRank();
   }
 
+  /// Ends wait(), whoever is in it.
+  void abort() {
+    for (const auto& part : parts_) {
+      part.work->abort();
+    }
+  }
+
  private:
-  std::vector<Part> parts_;
+  GlooTransport& transport_;
+  const std::vector<Part> parts_;
   size_t waited_ = 0; ///< Gloo's own wait would wait for another message
 };
-
-} // namespace
 
 GlooTransport::GlooTransport(c10::intrusive_ptr<c10d::Backend> gloo)
     : Transport(gloo->getRank(), gloo->getSize()), gloo_(std::move(gloo)) {}
@@ -128,7 +151,7 @@ RequestPtr GlooTransport::start(
                        })});
     }
   }
-  return std::make_unique<GlooRequest>(std::move(parts));
+  return std::make_unique<GlooRequest>(*this, std::move(parts));
 }
 
 RequestPtr GlooTransport::exchange(
@@ -150,7 +173,7 @@ RequestPtr GlooTransport::send(const at::Tensor& buffer, int peer, int tag) {
   std::vector<at::Tensor> one{buffer};
   sent_bytes_ += buffer.nbytes();
   return std::make_unique<GlooRequest>(
-      kSend, peer, guarded(kSend, peer, kNever, [&] {
+      *this, kSend, peer, guarded(kSend, peer, kNever, [&] {
         return gloo_->send(one, peer, tag);
       }));
 }
@@ -158,7 +181,7 @@ RequestPtr GlooTransport::send(const at::Tensor& buffer, int peer, int tag) {
 RequestPtr GlooTransport::recv(const at::Tensor& buffer, int peer, int tag) {
   std::vector<at::Tensor> one{buffer};
   return std::make_unique<GlooRequest>(
-      kReceive, peer, guarded(kReceive, peer, kNever, [&] {
+      *this, kReceive, peer, guarded(kReceive, peer, kNever, [&] {
         return gloo_->recv(one, peer, tag);
       }));
 }
@@ -166,21 +189,27 @@ RequestPtr GlooTransport::recv(const at::Tensor& buffer, int peer, int tag) {
 RequestPtr GlooTransport::recv_any(const at::Tensor& buffer, int tag) {
   std::vector<at::Tensor> one{buffer};
   return std::make_unique<GlooRequest>(
-      kReceiveAny, -1, guarded(kReceiveAny, -1, kNever, [&] {
+      *this, kReceiveAny, -1, guarded(kReceiveAny, -1, kNever, [&] {
         return gloo_->recvAnysource(one, tag);
       }));
 }
 
 void GlooTransport::abort() noexcept {
   // ProcessGroupGloo has no abort. A receive that runs into its timeout closes
-  // every connection of the context, which fails all that is under way. It is
-  // one from any rank: from one that is dead it would fail, not time out.
-  std::call_once(aborted_, [this] {
+  // every connection of the context, which fails what is under way on them. It
+  // is one from any rank: from one that is dead it would fail, not time out.
+  std::call_once(aborting_, [this] {
     try {
       std::vector<at::Tensor> one{at::empty({1}, at::kByte)};
       gloo_->recvAnysource(one, kAbortTag)->wait(std::chrono::milliseconds(1));
     } catch (const std::exception&) {
       // Expected: that is how the connections get closed.
+    }
+    // What is to come from any rank waits for none of them.
+    std::lock_guard<std::mutex> lock(mutex_);
+    aborted_ = true;
+    for (auto* const request : requests_) {
+      request->abort();
     }
   });
 }

@@ -6,6 +6,7 @@
 
 #include <limits>
 #include <mutex>
+#include <unordered_set>
 
 namespace hvd {
 
@@ -36,6 +37,8 @@ class GlooTransport final : public Transport {
   void abort() noexcept override;
 
  private:
+  class GlooRequest;
+
   // The upper half of the tags is ours, the lower half the user's.
   static constexpr int kFirstOwnTag = 1 << 30;
   static constexpr int kAbortTag = std::numeric_limits<int>::max();
@@ -50,7 +53,10 @@ class GlooTransport final : public Transport {
       TagOf tag_of);
 
   const c10::intrusive_ptr<c10d::Backend> gloo_;
-  std::once_flag aborted_;
+  std::once_flag aborting_;
+  std::mutex mutex_; ///< guards what follows
+  bool aborted_ = false;
+  std::unordered_set<GlooRequest*> requests_; ///< all that there are
 };
 
 } // namespace hvd
