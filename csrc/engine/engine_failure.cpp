@@ -170,9 +170,9 @@ std::string Engine::compare(
 }
 
 std::string Engine::message_failed(
-    const std::string& call,
+    const std::string& name,
     const std::string& error) {
-  const std::string what = "hvd: " + call + " failed on rank " +
+  const std::string what = "hvd: " + name + " failed on rank " +
       std::to_string(transport_->rank()) + ": ";
   Lock lock(mutex_);
   if (failing_) {
@@ -290,8 +290,8 @@ bool Engine::differs_elsewhere(const Witness::Place& place) {
   witness_.tell(place);
   auto places = witness_.heard();
   if (settings_.check) {
-    // Their headers meet, if not those of a host and of a device. Once all have
-    // come every rank hears of it, and the group goes on.
+    // Headers meet, but for those of a host and of a device: every rank hears
+    // of it once all have come, and the group goes on.
     for (auto& other : places) {
       if (other && other->signature != place.signature &&
           other->signature.device == place.signature.device) {
