@@ -1,4 +1,4 @@
-#include "bindings.h"
+#include "common/cold.h"
 
 #include "codec_bindings.h"
 

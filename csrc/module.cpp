@@ -1,6 +1,6 @@
 // Bindings of torch_hvd._C: a table of contents, no logic.
 
-#include "bindings.h"
+#include "common/cold.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/utils/pybind.h>

@@ -1,3 +1,5 @@
+#include "common/cold.h"
+
 #include "monitored_barrier.h"
 
 #include <c10/util/Exception.h>

@@ -1,4 +1,4 @@
-#include "bindings.h"
+#include "common/cold.h"
 
 #include "options_bindings.h"
 

@@ -1,4 +1,4 @@
-#include "bindings.h"
+#include "common/cold.h"
 
 #include "transport_bindings.h"
 

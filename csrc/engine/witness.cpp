@@ -1,3 +1,5 @@
+#include "common/cold.h"
+
 #include "engine/witness.h"
 
 #include "common/rank_names.h"

@@ -1,3 +1,5 @@
+#include "common/cold.h"
+
 #include "transport/mpi/environment.h"
 
 #include <unistd.h>

@@ -1,3 +1,5 @@
+#include "common/cold.h"
+
 #include "transport/mpi/library.h"
 
 #include <dlfcn.h>

@@ -1,3 +1,5 @@
+#include "common/cold.h"
+
 #include "transport/mpi/membership.h"
 
 #include <numeric>

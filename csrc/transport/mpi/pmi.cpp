@@ -1,3 +1,5 @@
+#include "common/cold.h"
+
 #include "transport/mpi/pmi.h"
 
 #include <c10/util/Exception.h>

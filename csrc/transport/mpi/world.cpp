@@ -1,3 +1,5 @@
+#include "common/cold.h"
+
 #include "transport/mpi/world.h"
 
 #include "common/fork.h"
