@@ -1,5 +1,3 @@
-#include "common/cold.h"
-
 #include "transport/mpi/world.h"
 
 #include "common/fork.h"
