@@ -20,6 +20,7 @@ from mpiruns import mpirun, plain
 _PREFIX = Path(sys.prefix)
 MPICH_ABI = _PREFIX / "lib/libmpi_abi.so.1"
 MPICH = _PREFIX / "lib/libmpi.so.12"
+OVER_MPI = {"HVD_TRANSPORT": "mpi"}
 OPEN_MPI = _PREFIX / "lib/libmpi.so.40"
 # Version 4.0 is libmpi.so.40.20, 4.1 is 40.30, and 5 is 40.40.
 SYSTEMS_OPEN_MPI_4 = next(Path("/usr/lib").glob("*/libmpi.so.40.[23]0.*"), Path("none"))

@@ -23,6 +23,7 @@ from launch import launch
 from libmpi import (
     MPICH,
     OPEN_MPI,
+    OVER_MPI,
     SYSTEMS_OPEN_MPI_4,
     needs_mpich,
     needs_open_mpi,
@@ -35,7 +36,6 @@ from torch_hvd import _mpi
 
 SCRIPT = Path(__file__).with_name("mpi_script.py")
 MPI4PY_SCRIPT = Path(__file__).with_name("mpi4py_script.py")
-OVER_MPI = {"HVD_TRANSPORT": "mpi"}
 
 
 def join_again(prefix: str, order: list[int]) -> tuple[int, str]:

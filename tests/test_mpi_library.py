@@ -12,11 +12,10 @@ import pytest
 import torch.distributed as dist
 
 from calls import check_group
-from libmpi import MPICH, MPICH_ABI, OPEN_MPI, make_libmpi, needs_mpich, needs_open_mpi
+from libmpi import MPICH, MPICH_ABI, OPEN_MPI, OVER_MPI, make_libmpi, needs_mpich, needs_open_mpi
 from ranks import RankPool, bare_store
 from torch_hvd import _mpi
 
-OVER_MPI = {"HVD_TRANSPORT": "mpi"}
 OF_SRUN = {
     **dict.fromkeys(("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"), "0"),
     **dict.fromkeys(("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"), "2"),
