@@ -24,7 +24,7 @@ import cuda_build  # noqa: E402
 FOREIGN_HEADERS = [f"-isystem{path}" for path in [*include_paths(), sysconfig.get_path("include")]]
 WARNINGS = ["-Wall", "-Wextra"]
 # NDEBUG, which torch's headers look at, comes with Python's own flags, but not where CFLAGS is set.
-FLAGS = ["-O3", "-g0", "-DNDEBUG", "-std=c++20", "-fvisibility=hidden", *WARNINGS, *FOREIGN_HEADERS]
+FLAGS = ["-O2", "-g0", "-DNDEBUG", "-std=c++20", "-fvisibility=hidden", *WARNINGS, *FOREIGN_HEADERS]
 
 # Without it GCC makes no vectors of loops that compare floats. Nothing here reads what it gives up,
 # the processor's record of exceptions; on x86 the codecs have loops of their own.

@@ -1,5 +1,3 @@
-#include "common/cold.h"
-
 #include "codec_bindings.h"
 
 #include "codec/choice.h"

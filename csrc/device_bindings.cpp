@@ -1,5 +1,3 @@
-#include "common/cold.h"
-
 #include "device_bindings.h"
 
 #include "codec/codec.h"

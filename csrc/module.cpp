@@ -1,7 +1,5 @@
 // Bindings of torch_hvd._C: a table of contents, no logic.
 
-#include "common/cold.h"
-
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/utils/pybind.h>
 

@@ -1,5 +1,3 @@
-#include "common/cold.h"
-
 #include "monitored_barrier.h"
 
 #include <c10/util/Exception.h>

@@ -1,5 +1,3 @@
-#include "common/cold.h"
-
 #include "mpi_bindings.h"
 
 #include "transport/mpi/mpi.h"

@@ -1,5 +1,3 @@
-#include "common/cold.h"
-
 #include "options_bindings.h"
 
 #include "options.h"

@@ -1,5 +1,3 @@
-#include "common/cold.h"
-
 #include "shm_bindings.h"
 
 #include "transport/shm/shm.h"

@@ -1,5 +1,3 @@
-#include "common/cold.h"
-
 #include "transport_bindings.h"
 
 #include "transport/device.h"

@@ -20,6 +20,9 @@
 // Products of a decoded value and a scale are exact, so whether an addition
 // fuses with them makes no difference.
 
+// The rest of the module is compiled with -O2.
+#pragma GCC optimize("O3")
+
 #include "codec/elements.h"
 #include "codec/kernels.h"
 #include "codec/unusual.h"

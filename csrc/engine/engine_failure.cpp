@@ -1,7 +1,5 @@
 // What the engine does when something is wrong or takes too long.
 
-#include "common/cold.h"
-
 #include "engine/engine.h"
 
 #include "common/error.h"

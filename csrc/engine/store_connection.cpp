@@ -1,5 +1,3 @@
-#include "common/cold.h"
-
 #include "engine/store_connection.h"
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>

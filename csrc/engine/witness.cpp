@@ -1,5 +1,3 @@
-#include "common/cold.h"
-
 #include "engine/witness.h"
 
 #include "common/rank_names.h"

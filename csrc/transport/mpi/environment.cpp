@@ -1,5 +1,3 @@
-#include "common/cold.h"
-
 #include "transport/mpi/environment.h"
 
 #include <unistd.h>

@@ -1,5 +1,3 @@
-#include "common/cold.h"
-
 #include "transport/mpi/library.h"
 
 #include <dlfcn.h>

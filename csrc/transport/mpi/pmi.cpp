@@ -1,5 +1,3 @@
-#include "common/cold.h"
-
 #include "transport/mpi/pmi.h"
 
 #include <c10/util/Exception.h>
