@@ -253,7 +253,8 @@ void Engine::start_ready(Lock& lock, Track& track, Aftermath& aftermath) {
       progress_.notify_all(); // a caller may wait for it, to finish it
     }
     if (error) {
-      give_up(lock, track.started.back(), *error);
+      const Batch& last = track.started.back();
+      give_up(lock, [&] { return explain(last, *error); });
     }
   }
   track.starting = false;
@@ -307,7 +308,7 @@ void Engine::finish_front(Lock& lock, Track& track, Aftermath& aftermath) {
   }
   lock.lock();
   if (failure) {
-    give_up(lock, front, *failure);
+    give_up(lock, [&] { return explain(front, *failure); });
   } else if (!failing_) {
     Batch batch = std::move(front);
     track.started.pop_front();

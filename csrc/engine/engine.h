@@ -9,6 +9,7 @@
 #include "engine/statistics.h"
 #include "engine/witness.h"
 
+#include <c10/util/FunctionRef.h>
 #include <c10/util/SmallVector.h>
 
 #include <condition_variable>
@@ -172,7 +173,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::string compare(const Witness::Place& place, const std::string& error);
 
   void abort_transports() noexcept;
-  void give_up(Lock& lock, const Batch& batch, const std::string& error);
+  /// The group fails of what `why` tells, which is called unlocked, once
+  /// the transports are aborted; unless it fails already.
+  void give_up(Lock& lock, c10::function_ref<std::string()> why);
   void fail(const std::string& message);
   void fail_pending(Lock& lock, Aftermath& aftermath);
   [[noreturn]] void refuse(const std::string& call) const;

@@ -32,14 +32,14 @@ void Engine::abort_transports() noexcept {
   }
 }
 
-void Engine::give_up(Lock& lock, const Batch& batch, const std::string& error) {
+void Engine::give_up(Lock& lock, c10::function_ref<std::string()> why) {
   if (failing_) {
     return; // torn down with the group: the cause is elsewhere
   }
   failing_ = true;
   lock.unlock();
   abort_transports();
-  const std::string message = explain(batch, error);
+  const std::string message = why();
   lock.lock();
   fail(message);
 }
@@ -175,18 +175,11 @@ std::string Engine::message_failed(
   const std::string what = "hvd: " + name + " failed on rank " +
       std::to_string(transport_->rank()) + ": ";
   Lock lock(mutex_);
-  if (failing_) {
-    progress_.wait(lock, [this] { return error_ != nullptr; });
-    return what + error + ". " + failure_;
-  }
-  failing_ = true;
   const Witness::Place at = place();
-  lock.unlock();
-  abort_transports();
-  const std::string message = what + (at.waiting ? compare(at, error) : error);
-  lock.lock();
-  fail(message);
-  return message;
+  give_up(
+      lock, [&] { return what + (at.waiting ? compare(at, error) : error); });
+  progress_.wait(lock, [this] { return error_ != nullptr; });
+  return failure_.starts_with(what) ? failure_ : what + error + ". " + failure_;
 }
 
 Witness::Place Engine::place() const {
