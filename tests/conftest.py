@@ -31,6 +31,7 @@ TRANSPORTS = ["tcp", "shm"]
 BY_NAME = ["gloo", "mpi"]
 RAILS = "tcp on two rails"
 HOSTS = "shm+tcp"  # what auto takes for ranks 0 and 1 on a host, and the rest on another
+MPI_HOSTS = "shm+mpi"  # for such ranks
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -64,6 +65,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             if size > 1 or transport == transports[0]  # alone, a rank has none
         ]
         pools += [(backend, HOSTS, size) for size in mark.kwargs.get("hosts", ())]
+        pools += [(backend, MPI_HOSTS, size) for size in mark.kwargs.get("mpi_hosts", ())]
         sizes = mark.kwargs.get("by_name", ())
         pools += [(backend, transport, size) for transport in BY_NAME for size in sizes]
         pools += [(backend, RAILS, size) for size in mark.kwargs.get("rails", ())]
@@ -72,7 +74,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             pytest.param(
                 (backend, transport, size),
                 id=f"{backend}-{transport}-{size}",
-                marks=[needs_mpich] if transport == "mpi" else [],
+                marks=[needs_mpich] if "mpi" in transport else [],
             )
             for backend, transport, size in pools
         ]
@@ -100,8 +102,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
     """The pool of ranks that the `ranks` mark asks for."""
     backend, transport, size = request.param
-    hosts = [f"host{rank // 2}" for rank in range(size)] if transport == HOSTS else None
-    env = {"HVD_TRANSPORT": "auto" if hosts else transport}
+    apart = transport in (HOSTS, MPI_HOSTS)
+    hosts = [f"host{rank // 2}" for rank in range(size)] if apart else None
+    env = {"HVD_TRANSPORT": "auto" if transport == HOSTS else transport}
     if transport == RAILS:
         env = {"HVD_TRANSPORT": "tcp", "GLOO_SOCKET_IFNAME": "lo,lo"}
     with RankPool(size, backend, env, hosts=hosts) as ranks:

@@ -39,12 +39,14 @@ def check_verbs() -> None:
 
 
 def check_messages(rank: int, size: int) -> None:
-    got = torch.empty(300_000)
-    receive = dist.irecv(got, (rank - 1) % size, tag=7)
-    dist.send(torch.full((300_000,), float(rank)), (rank + 1) % size, tag=7)
-    assert receive is not None
-    receive.wait()
-    assert torch.all(got == (rank - 1) % size)
+    previous = (rank - 1) % size
+    for tag, source in ((7, previous), (8, None)):
+        got = torch.empty(300_000)
+        receive = dist.irecv(got, source, tag=tag)
+        dist.send(torch.full((300_000,), float(rank)), (rank + 1) % size, tag=tag)
+        assert receive is not None
+        receive.wait()
+        assert torch.all(got == previous)
 
 
 def parsed() -> argparse.Namespace:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import rows
 from rows import Row
 
-pytestmark = pytest.mark.ranks(2, 4, hosts=[4], by_name=[3], rails=[3])
+pytestmark = pytest.mark.ranks(2, 4, hosts=[4], mpi_hosts=[3], by_name=[3], rails=[3])
 SHAPES = rows.SMALL_SHAPES + rows.LARGE_SHAPES + rows.HUGE_SHAPES
 
 
@@ -91,6 +91,59 @@ def test_recv_from_any_source() -> None:
             assert received.tolist() == [source] * count
             sources.add(source)
         assert sources == set(range(1, size))
+
+
+@pytest.mark.parametrize("count", [1, 125, 2500, 30_000])
+def test_recv_from_any_source_after_its_message_has_come(count: int) -> None:
+    rank, size, _, _ = ring()
+    for turn in range(10):
+        works = []
+        if rank:
+            works.append(dist.isend(torch.full((count,), rank + turn), dst=0, tag=turn))
+        dist.barrier()
+        if rank == 0:
+            received = torch.zeros(count, dtype=torch.int64)
+            sources = set()
+            for _ in range(size - 1):
+                source = dist.recv(received, tag=turn)
+                assert received.tolist() == [source + turn] * count
+                sources.add(source)
+            assert sources == set(range(1, size))
+        for work in works:
+            assert work is not None
+            work.wait()
+
+
+# Gloo looks for a receive from that rank before one from any.
+@pytest.mark.ranks(2, 3, transports=["tcp", "shm", "mpi"], hosts=[4], mpi_hosts=[3], rails=[3])
+@pytest.mark.parametrize("count", [1, 30_000])
+def test_receives_keep_their_order_whomever_they_are_from(count: int) -> None:
+    """Those that the same message could be for; one of another tag does not wait behind them."""
+    rank, _, _, _ = ring()
+    from_whom = [None, 1, None, 1, 1, None]
+    received = [torch.zeros(count, dtype=torch.int64) for _ in from_whom]
+    if rank == 0:
+        receives = [
+            dist.irecv(tensor, src) for tensor, src in zip(received, from_whom, strict=True)
+        ]
+        other = torch.zeros(count, dtype=torch.int64)
+        dist.recv(other, 1, tag=1)
+        assert other.tolist() == [-1] * count
+    elif rank == 1:
+        dist.send(torch.full((count,), -1), 0, tag=1)
+    dist.barrier()
+    if rank == 1:
+        works = [dist.isend(torch.full((count,), place), 0) for place in range(len(from_whom))]
+        for work in works:
+            assert work is not None
+            work.wait()
+    if rank == 0:
+        for work in reversed(receives):
+            assert work is not None
+            work.wait()
+        assert [tensor.tolist() for tensor in received] == [
+            [place] * count for place in range(len(from_whom))
+        ]
 
 
 def test_recv_from_any_source_names_the_global_rank() -> None:

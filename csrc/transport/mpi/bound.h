@@ -9,11 +9,6 @@
 namespace hvd::mpi {
 
 template <typename Abi>
-int source_of(int peer) {
-  return peer == Messages::kAnyPeer ? Abi::kAnySource : peer;
-}
-
-template <typename Abi>
 class BoundMessages final : public Messages {
  public:
   BoundMessages(const Table<Abi>& table, typename Abi::Comm comm)
@@ -40,7 +35,7 @@ class BoundMessages final : public Messages {
         to,
         static_cast<int>(bytes),
         table_.predefined.byte,
-        source_of<Abi>(peer),
+        peer,
         tag,
         comm_,
         &part.request);
@@ -154,8 +149,8 @@ class BoundCommunicator final : public Communicator {
   int probe(int tag, int peer) override {
     typename Abi::Status status{};
     int found = 0;
-    table_.call(
-        table_.iprobe, source_of<Abi>(peer), tag, comm_, &found, &status);
+    const int source = peer == Messages::kAnyPeer ? Abi::kAnySource : peer;
+    table_.call(table_.iprobe, source, tag, comm_, &found, &status);
     return found != 0 ? status.MPI_SOURCE : -1;
   }
 

@@ -1,6 +1,7 @@
 #include "transport/mpi/mpi.h"
 
 #include "transport/mpi/backoff.h"
+#include "transport/mpi/inbox.h"
 #include "transport/mpi/pending.h"
 
 #include <ATen/ops/zeros.h>
@@ -107,6 +108,7 @@ MpiTransport::MpiTransport(
               tag)),
       own_(membership_->own()),
       users_(membership_->users()),
+      inbox_(std::make_unique<Inbox>(users_)),
       max_tag_(users_.max_tag()),
       lane_tags_((own_.max_tag() - kFirstLaneTag + 1) / kPlaces),
       spin_(ranks_per_core <= 1 ? kSpin : kSpin.zero()),
@@ -215,7 +217,7 @@ RequestPtr MpiTransport::send(const at::Tensor& buffer, int peer, int tag) {
 
 RequestPtr MpiTransport::recv(const at::Tensor& buffer, int peer, int tag) {
   return start_users([&](Pending& pending) {
-    pending.receive(buffer, peer, tag, Messages::kMostBytes);
+    pending.receive_by(*inbox_, buffer, peer, tag);
   });
 }
 
@@ -350,6 +352,7 @@ void MpiTransport::look_after() noexcept {
   }
   try {
     own_.probe(kAbortTag);
+    inbox_->post();
     std::lock_guard<std::mutex> lock(mutex_);
     dropped_.remove_if([](const auto& pending) { return pending->test(); });
   } catch (const TransportError&) {

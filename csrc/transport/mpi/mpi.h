@@ -76,6 +76,8 @@ class MpiTransport final : public Transport {
   class MpiRequest;
   /// One verb's messages, with what they need as long as they are under way.
   class Pending;
+  /// What the user wants to receive, until MPI may have it.
+  class Inbox;
 
   // Tags of our own messages, beside Membership's.
   static constexpr int kFrameTag = 1;
@@ -128,6 +130,7 @@ class MpiTransport final : public Transport {
   std::unique_ptr<mpi::Membership> membership_; ///< until this is destroyed
   mpi::Communicator& own_; ///< for exchanges
   mpi::Communicator& users_;
+  const std::unique_ptr<Inbox> inbox_; ///< of `users_`
   const int max_tag_;
   const int lane_tags_; ///< how many there are for one place in the sequence
   const std::chrono::microseconds spin_;

@@ -1,5 +1,7 @@
 #include "transport/mpi/pending.h"
 
+#include "transport/mpi/inbox.h"
+
 #include <algorithm>
 #include <thread>
 
@@ -16,6 +18,16 @@ constexpr int kOften = 100;
 constexpr std::chrono::microseconds kPause{100};
 
 } // namespace
+
+MpiTransport::Pending::~Pending() {
+  leave_inbox();
+}
+
+void MpiTransport::Pending::leave_inbox() {
+  if (auto* const inbox = std::exchange(inbox_, nullptr)) {
+    inbox->remove(*this);
+  }
+}
 
 void MpiTransport::Pending::keep(const at::Tensor& buffer) {
   buffers_.push_back(buffer);
@@ -49,25 +61,9 @@ void MpiTransport::Pending::receive(
     int64_t part_bytes) {
   keep(buffer);
   const c10::OptionalDeviceGuard on_device(device_);
-  const auto bytes = static_cast<int64_t>(buffer.nbytes());
-  if (peer == Messages::kAnyPeer && bytes > part_bytes) {
-    // Parts come in order, but only the first tells from whom.
-    rest_ = Rest{buffer, tag, part_bytes};
-    auto* const to = static_cast<std::byte*>(buffer.mutable_data_ptr());
-    messages_->receive(to, part_bytes, peer, tag);
-  } else {
-    receive_from(buffer, 0, peer, tag, part_bytes);
-  }
-}
-
-void MpiTransport::Pending::receive_from(
-    const at::Tensor& buffer,
-    int64_t offset,
-    int peer,
-    int tag,
-    int64_t part_bytes) {
   auto* const to = static_cast<std::byte*>(buffer.mutable_data_ptr());
   const auto bytes = static_cast<int64_t>(buffer.nbytes());
+  int64_t offset = 0;
   do {
     const auto part = std::min(bytes - offset, part_bytes);
     messages_->receive(to + offset, part, peer, tag);
@@ -75,21 +71,28 @@ void MpiTransport::Pending::receive_from(
   } while (offset < bytes);
 }
 
+void MpiTransport::Pending::receive_by(
+    Inbox& inbox,
+    const at::Tensor& buffer,
+    int peer,
+    int tag) {
+  inbox_ = &inbox;
+  awaited_in_inbox_ = peer;
+  inbox.add(*this, buffer, peer, tag);
+}
+
 bool MpiTransport::Pending::test() {
   if (is_done_) {
     return true;
   }
-  const c10::OptionalDeviceGuard on_device(device_);
-  if (messages_->test() && rest_) {
-    const auto rest = *std::exchange(rest_, std::nullopt);
-    receive_from(
-        rest.buffer,
-        rest.part_bytes,
-        messages_->source(),
-        rest.tag,
-        rest.part_bytes);
+  if (inbox_ != nullptr) {
+    if (inbox_->holds(*this)) {
+      return false;
+    }
+    inbox_ = nullptr;
   }
-  if (messages_->awaited_peer() != Messages::kNone) {
+  const c10::OptionalDeviceGuard on_device(device_);
+  if (!messages_->test()) {
     return false;
   }
   is_done_ = true;
@@ -110,7 +113,7 @@ bool MpiTransport::Pending::test_for(Clock::duration time) {
 
 bool MpiTransport::Pending::cancel() {
   absence_.reset();
-  rest_.reset();
+  leave_inbox();
   try {
     messages_->cancel_receives();
     return test_for({});
@@ -120,9 +123,9 @@ bool MpiTransport::Pending::cancel() {
 }
 
 std::string MpiTransport::Pending::describe() const {
-  const int peer = messages_->awaited_peer();
-  const std::string verb =
-      messages_->awaits_receive() ? "mpi receive from " : "mpi send to ";
+  const int peer = awaited_peer();
+  const bool receives = inbox_ != nullptr || messages_->awaits_receive();
+  const std::string verb = receives ? "mpi receive from " : "mpi send to ";
   return verb + (peer >= 0 ? "rank " + std::to_string(peer) : "any rank");
 }
 

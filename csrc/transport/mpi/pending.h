@@ -17,11 +17,13 @@ class MpiTransport::Pending {
  public:
   explicit Pending(mpi::MessagesPtr messages)
       : messages_(std::move(messages)) {}
+  ~Pending();
 
   /// In parts of that size, the same on both sides.
   void send(const at::Tensor& buffer, int peer, int tag, int64_t part_bytes);
-  /// `peer`: or Messages::kAnyPeer.
   void receive(const at::Tensor& buffer, int peer, int tag, int64_t part_bytes);
+  /// Whole, once the inbox lets MPI have it. `peer`: or Messages::kAnyPeer.
+  void receive_by(Inbox& inbox, const at::Tensor& buffer, int peer, int tag);
 
   /// Whether all is done; asks MPI.
   bool test();
@@ -45,7 +47,7 @@ class MpiTransport::Pending {
     return messages_->done();
   }
   int awaited_peer() const {
-    return messages_->awaited_peer();
+    return inbox_ != nullptr ? awaited_in_inbox_ : messages_->awaited_peer();
   }
   int source() const {
     return messages_->source();
@@ -54,26 +56,15 @@ class MpiTransport::Pending {
   std::string describe() const;
 
  private:
-  /// Of a long message from any rank: what follows its first part.
-  struct Rest {
-    at::Tensor buffer;
-    int tag;
-    int64_t part_bytes;
-  };
-
   void keep(const at::Tensor& buffer);
-  void receive_from(
-      const at::Tensor& buffer,
-      int64_t offset,
-      int peer,
-      int tag,
-      int64_t part_bytes);
+  void leave_inbox();
 
   const mpi::MessagesPtr messages_;
   std::vector<at::Tensor> buffers_;
   /// Of buffers that are not on the host: MPI may want it to be the thread's.
   std::optional<c10::Device> device_;
-  std::optional<Rest> rest_;
+  Inbox* inbox_ = nullptr; ///< where MPI may not have the receive yet
+  int awaited_in_inbox_ = mpi::Messages::kNone;
   std::optional<Attendant::Absence> absence_;
   bool is_done_ = false;
 };

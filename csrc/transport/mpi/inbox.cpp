@@ -1,0 +1,60 @@
+#include "transport/mpi/inbox.h"
+
+#include "transport/mpi/pending.h"
+
+#include <algorithm>
+#include <set>
+
+namespace hvd {
+
+using mpi::Messages;
+
+void MpiTransport::Inbox::add(
+    Pending& pending,
+    const at::Tensor& buffer,
+    int peer,
+    int tag) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  receives_.push_back({&pending, buffer, peer, tag});
+  post_ready();
+}
+
+void MpiTransport::Inbox::post() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  post_ready();
+}
+
+bool MpiTransport::Inbox::holds(const Pending& pending) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  post_ready();
+  return std::ranges::find(receives_, &pending, &Receive::pending) !=
+      receives_.end();
+}
+
+void MpiTransport::Inbox::remove(const Pending& pending) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  receives_.remove_if(
+      [&](const Receive& receive) { return receive.pending == &pending; });
+}
+
+void MpiTransport::Inbox::post_ready() {
+  std::set<int> held; // tags of receives from any rank without a message
+  receives_.remove_if([&](const Receive& receive) {
+    const auto& [pending, buffer, peer, tag] = receive;
+    if (held.contains(tag)) {
+      return false;
+    }
+    int source = peer;
+    if (peer == Messages::kAnyPeer) {
+      source = users_.probe(tag);
+    }
+    if (source < 0) {
+      held.insert(tag);
+      return false;
+    }
+    pending->receive(buffer, source, tag, Messages::kMostBytes);
+    return true;
+  });
+}
+
+} // namespace hvd
