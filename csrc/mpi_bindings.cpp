@@ -85,15 +85,17 @@ void bind_mpi(py::module_& module) {
          const std::vector<Rank>& ranks,
          int tag,
          double ranks_per_core,
-         bool cuda_aware) -> std::unique_ptr<Transport> {
+         bool cuda_aware,
+         std::chrono::milliseconds timeout) -> std::unique_ptr<Transport> {
         return std::make_unique<MpiTransport>(
-            rank, ranks, tag, ranks_per_core, cuda_aware);
+            rank, ranks, tag, ranks_per_core, cuda_aware, timeout);
       },
       py::arg("rank"),
       py::arg("ranks"),
       py::arg("tag"),
       py::arg("ranks_per_core"),
       py::arg("cuda_aware"),
+      py::arg("timeout"),
       without_gil);
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import sys
+from datetime import timedelta
 
 
 def say_how_it_ends() -> None:
@@ -47,7 +48,7 @@ def check_errors_are_ours(rank: int) -> None:
     """One of ours ends nothing, and what would end the job for one of the program's stays."""
     ranks = [_C.MpiRank(number, -1, by_tcp=False) for number in range(2)]
     try:
-        _C.mpi_transport(rank, ranks, -2, 1.0, False)  # no tag of MPI's
+        _C.mpi_transport(rank, ranks, -2, 1.0, False, timedelta(seconds=9))  # no tag of MPI's
     except RuntimeError as error:
         assert "MPI_Comm_create_group: " in str(error), error
     else:

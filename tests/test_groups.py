@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import time
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import torch_hvd
 from calls import LARGE, SMALL, check_group
+from ranks import RankPool, bare_store
 from rows import filled
 from torch_hvd import _nccl
 
@@ -109,3 +113,38 @@ def test_nccl_that_cannot_be_had() -> None:
         dist.new_group(pg_options=torch_hvd.Options(transport="nccl"))
     assert "HVD_TRANSPORT or Options.transport is 'nccl', but rank 0, on" in str(caught.value)
     assert _nccl.lacks() in str(caught.value)
+
+
+def begin(store: dist.Store, timeout: timedelta) -> None:
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("hvd", store=store, rank=rank, world_size=3, timeout=timeout)
+
+
+def meet_late() -> None:
+    bare_store().set_timeout(timedelta(seconds=1))
+    if os.environ["RANK"] == "1":
+        time.sleep(2.5)
+    begin(bare_store(), timedelta(seconds=20))
+    check_group()
+    dist.destroy_process_group()
+
+
+def meet_in_vain(path: str) -> None:
+    rank = int(os.environ["RANK"])
+    if rank == 2:
+        return
+    for store in (bare_store(), dist.FileStore(path)):
+        begun = time.monotonic()
+        with pytest.raises(dist.DistStoreError) as caught:
+            begin(store, timedelta(seconds=1))
+        assert 0.8 < time.monotonic() - begun < 6
+        said = f"hvd: rank {rank} has waited 1 s for rank 2 to make a process group"
+        assert said in str(caught.value)
+
+
+def test_ranks_wait_for_each_other_as_long_as_their_group_says(tmp_path: Path) -> None:
+    """Not as long as the store does, which may be another group's."""
+    with RankPool(3, backend="") as pool:
+        pool.run(meet_late)
+    with RankPool(3, backend="") as pool:
+        pool.run(meet_in_vain, str(tmp_path / "store"))

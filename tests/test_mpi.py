@@ -9,7 +9,9 @@ import os
 import signal
 import subprocess
 import time
+from datetime import timedelta
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -33,6 +35,7 @@ from libmpi import launch as launch_by_mpi
 from mpiruns import SYSTEMS_OPEN_MPI
 from ranks import RankPool, bare_store
 from torch_hvd import _mpi
+from torch_hvd._load import _C
 
 SCRIPT = Path(__file__).with_name("mpi_script.py")
 MPI4PY_SCRIPT = Path(__file__).with_name("mpi4py_script.py")
@@ -111,6 +114,41 @@ def test_nothing_is_left_of_killed_ranks(hosts: list[str]) -> None:
     with RankPool(3, env=OVER_MPI, hosts=hosts) as pool:
         pool.run(dies, 0, lost=[0])
     assert shared_names() <= names
+
+
+def makes_a_group_alone(timeout: timedelta, said: str, dies: bool) -> None:
+    """Rank 1 comes as far as where the others call MPI, and no further."""
+
+    def stay_away(*_: object) -> None:
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(4)
+        raise InterruptedError
+
+    rank = dist.get_rank()
+    if rank == 1:
+        with patch.object(_C, "mpi_transport", stay_away), pytest.raises(InterruptedError):
+            dist.new_group()
+    else:
+        begun = time.monotonic()
+        with pytest.raises(RuntimeError) as caught:
+            dist.new_group(timeout=timeout)
+        assert 0.9 < time.monotonic() - begun < 4
+        assert f"rank {rank} of 3 could not make a communicator of MPI" in str(caught.value)
+        assert said in str(caught.value)
+    if not dies:
+        check_group()
+
+
+@needs_mpich
+@pytest.mark.parametrize("hosts", [["a", "a", "a"], ["a", "a", "b"]], ids="-".join)
+def test_a_rank_that_does_not_make_its_part_of_a_group(hosts: list[str]) -> None:
+    """MPI itself waits for it for ever."""
+    with RankPool(3, env=OVER_MPI, hosts=hosts) as pool:
+        second = timedelta(seconds=1)
+        pool.run(makes_a_group_alone, second, "Timed out waiting for the others", dies=False)
+    with RankPool(3, env=OVER_MPI, hosts=hosts) as pool:
+        pool.run(makes_a_group_alone, 20 * second, "rank 1 has left or died", dies=True, lost=[1])
 
 
 def sums_between_hosts() -> None:

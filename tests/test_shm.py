@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from launch import launch
 from ranks import RankPool, bare_store
 from torch_hvd import _shm
 from torch_hvd._load import _C
+from torch_hvd._store import Meeting
 
 PAGE = os.sysconf("SC_PAGESIZE")
 
@@ -56,7 +58,8 @@ def test_strangers_get_nothing() -> None:
     store = Visited(bytes(16), b"GET / HTTP/1.0\r\n\r\n", b"")
     begun = time.monotonic()
     with ThreadPoolExecutor(3) as threads:
-        made = list(threads.map(lambda rank: _shm.connect(store, rank, range(3), 1), range(3)))
+        meetings = [Meeting(store, rank, range(3), timedelta(seconds=30)) for rank in range(3)]
+        made = list(threads.map(lambda meeting: _shm.connect(meeting, 1), meetings))
     assert time.monotonic() - begun < 10
     assert [transport.name for transport, _ in made] == ["shm"] * 3
     assert len(store.visits) == 3 * 3

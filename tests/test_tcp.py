@@ -21,6 +21,7 @@ from launch import launch
 from ranks import RankPool
 from rig.hosts import Hosts, complaint
 from torch_hvd import _addresses, _tcp
+from torch_hvd._store import Meeting
 
 needs_hosts = pytest.mark.skipif(bool(REASON := complaint()), reason=f"no hosts here: {REASON}")
 
@@ -29,8 +30,9 @@ def connect_all(store: dist.Store, size: int) -> list[str]:
     """What ranks that are threads get: the transport, and their addresses; or the error."""
 
     def connect(rank: int) -> str:
+        meeting = Meeting(store, rank, range(size), timedelta(seconds=30))
         try:
-            transport, here = _tcp.connect(store, rank, [0] * size, 1.0, timedelta(seconds=30))
+            transport, here = _tcp.connect(meeting, [0] * size, 1.0)
         except RuntimeError as error:
             return str(error)
         made.append(transport)  # until all have connected
@@ -94,7 +96,7 @@ def test_a_rank_that_does_not_come() -> None:
 
     def connect(rank: int) -> str:
         with pytest.raises(RuntimeError) as caught:
-            _tcp.connect(store, rank, [0] * 3, 1.0, timedelta(seconds=1))
+            _tcp.connect(Meeting(store, rank, range(3), timedelta(seconds=1)), [0] * 3, 1.0)
         return str(caught.value)
 
     begun = time.monotonic()

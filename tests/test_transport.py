@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 import torch
@@ -18,8 +19,10 @@ from footprint import held, settled
 from libmpi import needs_mpich
 from ranks import RankPool, bare_store
 from torch_hvd import _mpi, _shm, _transport
+from torch_hvd._store import Meeting
 
 MB = 1 << 18  # float32 elements
+PATIENCE = timedelta(seconds=30)
 
 
 def chosen(
@@ -41,8 +44,9 @@ def chosen(
     def choose(rank: int) -> str:
         here.host = hosts[rank]
         here.launcher = "Open MPI" if rank < launched else None
+        meeting = Meeting(store, rank, range(len(hosts)), PATIENCE)
         try:
-            return _transport.choose(wanted, store, rank, len(hosts)).transport
+            return _transport.choose(wanted, meeting).transport
         except ValueError as error:
             return str(error)
 
@@ -128,7 +132,8 @@ def test_ranks_share_the_cores_of_all_on_their_host(
 
     def ranks_per_core(rank: int) -> float:
         here.host, here.cores = hosts[rank], cores[rank]
-        return _transport.choose("auto", store, rank, len(hosts)).ranks_per_core(rank)
+        meeting = Meeting(store, rank, range(len(hosts)), PATIENCE)
+        return _transport.choose("auto", meeting).ranks_per_core(rank)
 
     with ThreadPoolExecutor(len(hosts)) as threads:
         assert list(threads.map(ranks_per_core, range(len(hosts)))) == expected

@@ -203,7 +203,12 @@ class MpiRank:
     def __init__(self, number: int, life: int, by_tcp: bool) -> None: ...
 
 def mpi_transport(
-    rank: int, ranks: Sequence[MpiRank], tag: int, ranks_per_core: float, cuda_aware: bool
+    rank: int,
+    ranks: Sequence[MpiRank],
+    tag: int,
+    ranks_per_core: float,
+    cuda_aware: bool,
+    timeout: timedelta,
 ) -> Transport:
     """Of a part of the MPI world, whose processes all make it now.
 
@@ -212,6 +217,10 @@ def mpi_transport(
         tag: an even one, the same on every rank, of no other group that is being made.
         ranks_per_core: how many ranks of this host share a core.
         cuda_aware: the library is, on every rank.
+        timeout: for all to have come.
+
+    Raises:
+        RuntimeError: MPI has failed, not all came in time, or one of this host has died.
     """
 
 def mpi_is_loaded(name: str) -> bool:

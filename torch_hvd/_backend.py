@@ -3,7 +3,6 @@
 import copy
 import logging
 import os
-from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from torch_hvd import _log, _names, _nccl, _rendezvous, _settings, _shm, _trace, _transport
 from torch_hvd._load import _C
+from torch_hvd._store import Meeting
 
 
 def _own_store(store: Store, size: int) -> Store:
@@ -21,17 +21,6 @@ def _own_store(store: Store, size: int) -> Store:
     """
     generation = (store.add(f"hvd/{size}/generation", 1) - 1) // size
     return PrefixStore(f"hvd/{size}/{generation}", store)
-
-
-def _join_last(store: Store, rank: int, size: int, timeout: timedelta) -> None:
-    """Have rank 0 return after all others have done with the store, which it usually hosts.
-
-    Its program may end at once, or fail.
-    """
-    if store.add("joined", 1) == size:
-        store.set("all_joined", "")
-    if rank == 0:
-        store.wait(["all_joined"], timeout)
 
 
 def create(opts: Any, pg_options: Any) -> Any:
@@ -55,7 +44,7 @@ def create(opts: Any, pg_options: Any) -> Any:
             f'pg_options of the backend "hvd" is {pg_options!r}; it takes a torch_hvd.Options'
         )
     rank, size = opts.group_rank, opts.group_size
-    store = _own_store(opts.store, size)
+    meeting = Meeting(_own_store(opts.store, size), rank, range(size), opts.timeout)
     try:
         _settings.check_timeout(opts.timeout)
         settings = _settings.resolve(options, os.environ)
@@ -65,12 +54,12 @@ def create(opts: Any, pg_options: Any) -> Any:
         _log.begin(os.environ)
         ranks = opts.global_ranks_in_group
         global_rank = ranks[rank] if ranks else rank
-        run = _names.of_run(opts.store, size)
+        run = _names.of_run(meeting)
         _trace.begin(os.environ, global_rank, run)
     except ValueError as error:
-        _settings.refuse(error, store, rank)
+        _settings.refuse(error, meeting)
         raise
-    _settings.agree(settings, store, rank, size)
+    _settings.agree(settings, meeting)
     if global_rank == 0:
         for name, what in _settings.unknown_variables(os.environ):
             _log.warn_once(f"{name} is {what}")
@@ -78,8 +67,8 @@ def create(opts: Any, pg_options: Any) -> Any:
     compression = _settings.origin("compression", options, os.environ)
     transport = str(settings["transport"])
     on_host = "auto" if transport == "nccl" else transport
-    connection = _transport.connect(on_host, store, rank, size, opts.timeout)
-    device = _nccl.connect(transport, opts, store)
+    connection = _transport.connect(on_host, meeting)
+    device = _nccl.connect(transport, opts, meeting)
     settings["transport"] = connection.choice.transport + ("+nccl" if device else "")
     for name, value in settings.items():
         setattr(options, name, value)
@@ -91,9 +80,11 @@ def create(opts: Any, pg_options: Any) -> Any:
         if device:
             chosen += f"; {_nccl.DEVICE} tensors by {device.name}"
         _log.logger.info("hvd: group %s, %s", opts.group_id, chosen)
-    name = _names.of_group(options.group_name, store, rank, size)
-    group = _C.ProcessGroupHVD(store, connection.transport, device, options, name, stats_edges)
-    _join_last(store, rank, size, opts.timeout)
+    name = _names.of_group(options.group_name, meeting)
+    group = _C.ProcessGroupHVD(
+        meeting.store, connection.transport, device, options, name, stats_edges
+    )
+    meeting.end()
     return group
 
 

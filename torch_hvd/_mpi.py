@@ -13,14 +13,14 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore
 
-from torch_hvd import _log, _shm, _store, launchers
+from torch_hvd import _log, _shm, launchers
 from torch_hvd._load import _C
+from torch_hvd._store import Meeting, Unavailable
 
 FAST_NETWORKS: Sequence[str] = ("/sys/class/infiniband", "/sys/class/cxi")
 
@@ -169,12 +169,12 @@ def _check_same(everyones: list[dict[str, Any]]) -> None:
     for peer, theirs in enumerate(everyones):
         for what, text in (("library", "MPI library"), ("launcher", "launcher of MPI")):
             if theirs[what] != everyones[0][what]:
-                raise _store.Unavailable(
+                raise Unavailable(
                     f"the {text} is {everyones[0][what]} on rank 0 but {theirs[what]} on rank "
                     f"{peer}; HVD_LIBMPI names the file of a library"
                 )
         if theirs["runs"] != everyones[0]["runs"]:
-            raise _store.Unavailable(
+            raise Unavailable(
                 f"MPI runs already on only one of ranks 0 and {peer}: a group over MPI cannot have "
                 "ranks that were not in the program's first one"
             )
@@ -194,20 +194,19 @@ def _mapping(hosts: list[int]) -> str:
     return f"(vector,{','.join(f'({a},{b},{c})' for a, b, c in merged)})"
 
 
-def _start(store: Store, rank: int, hosts: list[int], timeout: timedelta) -> None:
+def _start(meeting: Meeting, hosts: list[int]) -> None:
     if _answers(os.environ):
         _C.start_launched_mpi()
         return
-    if rank == 0:
-        # MPICH names shared memory by it, and what a kill leaves must not meet a later world.
-        store.set("world", f"hvd-{secrets.token_hex(8)}")
+    # MPICH names shared memory by it, and what a kill leaves must not meet a later world.
+    world = meeting.exchange("world", f"hvd-{secrets.token_hex(8)}")[0]
     _C.start_unlaunched_mpi(
-        PrefixStore("pmi", store),
-        rank,
-        len(hosts),
-        store.get("world").decode(),
+        PrefixStore("pmi", meeting.store),
+        meeting.rank,
+        meeting.size,
+        world,
         _mapping(hosts),
-        timeout,
+        meeting.timeout,
     )
 
 
@@ -215,13 +214,13 @@ def _check_places(places: list[dict[str, Any]], library: str) -> None:
     """Raises Unavailable, on every rank alike, unless all are in one world."""
     size = len(places)
     if all(place["size"] == 1 for place in places):
-        raise _store.Unavailable(
+        raise Unavailable(
             f"each of the {size} ranks is an MPI world of its own: {library} is not the MPI whose "
             "launcher has started them; HVD_LIBMPI names the right file"
         )
     worlds = {(place["world"], place["size"]) for place in places}
     if len(worlds) > 1 or len({place["rank"] for place in places}) < size:
-        raise _store.Unavailable("the ranks of the group are not in one MPI world")
+        raise Unavailable("the ranks of the group are not in one MPI world")
 
 
 def _cuda_awareness(places: list[dict[str, Any]]) -> str:
@@ -263,21 +262,14 @@ def _life(place: dict[str, Any], mine: dict[str, Any]) -> int:
 
 
 def connect(
-    store: Store,
-    rank: int,
-    hosts: list[int],
-    ranks_per_core: float,
-    timeout: timedelta,
-    only_if_it_fits: bool = False,
+    meeting: Meeting, hosts: list[int], ranks_per_core: float, only_if_it_fits: bool = False
 ) -> tuple[_C.Transport, tuple[str, ...]]:
     """Connect the ranks of a group, and start MPI if it does not run yet.
 
     Args:
-        store: where ranks find each other; its keys are this connection's own.
-        rank: of this process in the group.
+        meeting: of all ranks.
         hosts: by rank, the number of its host.
         ranks_per_core: how many ranks of this host share a core.
-        timeout: for ranks to meet where no launcher has started them.
         only_if_it_fits: do not start a library that is likely not the launcher's.
 
     Returns:
@@ -285,15 +277,16 @@ def connect(
 
     Raises:
         Unavailable: MPI cannot be had.
+        RuntimeError: not all ranks came in time, or one has died.
     """
-    size = len(hosts)
-    found = _found(size, os.environ, only_if_it_fits)
-    mine: Any = _store.Unavailable(f"rank {rank}: {found}") if isinstance(found, str) else found
-    everyones = _store.agree(store, "found", rank, size, mine)
+    rank = meeting.rank
+    found = _found(meeting.size, os.environ, only_if_it_fits)
+    mine: Any = Unavailable(f"rank {rank}: {found}") if isinstance(found, str) else found
+    everyones = meeting.agree("found", mine)
     _check_same(everyones)
     library = everyones[0]["library"]
     if not everyones[0]["runs"]:
-        _start(store, rank, hosts, timeout)
+        _start(meeting, hosts)
     place = _C.mpi_place()
     assert place is not None
     if not place.any_threads:
@@ -308,7 +301,7 @@ def connect(
         "cuda_aware": place.cuda_aware,
         "tag": next(_tags),
     }
-    places = _store.exchange(store, "place", rank, size, mine)
+    places = meeting.exchange("place", mine)
     if place.world:
         _forget_names()
     _check_places(places, library)
@@ -322,5 +315,13 @@ def connect(
     ]
     # Of one library that is and one that is not, the two sides of a message might not match.
     cuda_aware = all(theirs["cuda_aware"] for theirs in places)
-    transport = _C.mpi_transport(rank, ranks, places[0]["tag"], ranks_per_core, cuda_aware)
-    return transport, (library, _cuda_awareness(places))
+    try:
+        made = _C.mpi_transport(
+            rank, ranks, places[0]["tag"], ranks_per_core, cuda_aware, meeting.timeout
+        )
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"hvd: rank {rank} of {meeting.size} could not make a communicator of MPI, which does "
+            f"not give up: later ones may fail, too. {error}"
+        ) from error
+    return made, (library, _cuda_awareness(places))

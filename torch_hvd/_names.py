@@ -5,35 +5,35 @@ from collections import Counter
 from datetime import datetime, timezone
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore
 
-from torch_hvd import _store
+from torch_hvd._store import Meeting
 
 _groups: Counter[str] = Counter()  # of each name, that this process has made
 _run: str | None = None
 
 
-def of_group(name: str, store: Store, rank: int, size: int) -> str:
+def of_group(name: str, meeting: Meeting) -> str:
     """c10d's name of a group; "0#2" for the second that has it.
 
     c10d names groups as before when a program destroys all of them and makes new ones. Ranks that
     were in different ones agree on the highest number.
     """
-    number = max(_store.exchange(store, "number", rank, size, _groups[name] + 1))
+    number = max(meeting.exchange("number", _groups[name] + 1))
     _groups[name] = number
     return name if number == 1 else f"{name}#{number}"
 
 
-def of_run(store: Store, size: int) -> str:
+def of_run(meeting: Meeting) -> str:
     """Which run of the program this is: of how many ranks, and since when.
 
     Args:
-        store: of any group; what lies below is every rank's.
-        size: of that group, which may be the default one.
+        meeting: of any group; what lies below its store is every rank's.
     """
     global _run
     if _run is None:
-        ranks = dist.get_world_size() if dist.is_initialized() else size
+        ranks = dist.get_world_size() if dist.is_initialized() else meeting.size
+        store = meeting.store
         while isinstance(store, PrefixStore):
             store = store.underlying_store
         # As torchrun keeps the store when it starts all ranks again.

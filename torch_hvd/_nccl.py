@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, PrefixStore, Store
 
-from torch_hvd import _store
 from torch_hvd._load import _C
+from torch_hvd._store import Meeting
 
 DEVICE = "cuda"
 
@@ -24,14 +24,14 @@ def lacks() -> str:
     return ""
 
 
-def connect(wanted: str, opts: Any, store: Store) -> _C.DeviceTransport | None:
+def connect(wanted: str, opts: Any, meeting: Meeting) -> _C.DeviceTransport | None:
     """Connect the GPUs of a group.
 
     Args:
         wanted: the transport, the same on every rank. "auto" takes NCCL if all ranks can, "nccl"
             demands it, any other does without.
         opts: c10d's DistributedBackendOptions for the group.
-        store: its keys are this group's own.
+        meeting: of the group.
 
     Returns:
         None on every rank where it is not to be had, or not wanted.
@@ -42,7 +42,7 @@ def connect(wanted: str, opts: Any, store: Store) -> _C.DeviceTransport | None:
     if wanted not in ("auto", "nccl"):
         return None
     mine = [lacks(), os.uname().nodename]
-    everyones = _store.exchange(store, "nccl", opts.group_rank, opts.group_size, mine)
+    everyones = meeting.exchange("nccl", mine)
     for rank, (reason, node) in enumerate(everyones):
         if not reason:
             continue
@@ -55,7 +55,7 @@ def connect(wanted: str, opts: Any, store: Store) -> _C.DeviceTransport | None:
         return None
     with contextlib.suppress(ImportError):  # nothing but compression needs its kernels
         importlib.import_module("torch_hvd._cuda")
-    return _C.DeviceTransport(_make(opts, PrefixStore("nccl", store)), DEVICE)
+    return _C.DeviceTransport(_make(opts, PrefixStore("nccl", meeting.store)), DEVICE)
 
 
 def _make(opts: Any, store: Store) -> Backend:

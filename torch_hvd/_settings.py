@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import Store
-
-from torch_hvd import _store
+from torch_hvd._store import Meeting
 
 Value = str | int | float | bool | None
 
@@ -263,18 +261,18 @@ def check_timeout(timeout: timedelta) -> None:
         )
 
 
-def refuse(error: ValueError, store: Store, rank: int) -> None:
+def refuse(error: ValueError, meeting: Meeting) -> None:
     """Have `agree` raise on the other ranks: this one has a value that is not allowed."""
-    _store.say(store, "settings", rank, str(error))
+    meeting.say("settings", str(error))
 
 
-def agree(settings: Mapping[str, Value], store: Store, rank: int, size: int) -> None:
+def agree(settings: Mapping[str, Value], meeting: Meeting) -> None:
     """Compare with the other ranks of the group, once all are here.
 
     Raises:
         ValueError: a setting differs or was refused, on every rank; says which, and its values.
     """
-    everyones = _store.exchange(store, "settings", rank, size, settings)
+    everyones = meeting.exchange("settings", settings)
     for peer, theirs in enumerate(everyones):
         if isinstance(theirs, str):
             raise ValueError(f"on rank {peer}: {theirs}")

@@ -18,10 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
 
-from torch._C._distributed_c10d import Store
-
-from torch_hvd import _store
 from torch_hvd._load import _C
+from torch_hvd._store import Meeting, Unavailable
 
 T = TypeVar("T")
 
@@ -131,7 +129,7 @@ def _take(name: str, token: bytes) -> tuple[int, int]:
     return segment, life
 
 
-class _Meeting:
+class _Handover:
     """What this rank has for the others of its host, and what it has got from them, by place."""
 
     def __init__(self, place: int, size: int) -> None:
@@ -146,7 +144,7 @@ class _Meeting:
         self._held = ExitStack()
         self._until_taken_over = self._held.enter_context(ExitStack())
 
-    def __enter__(self) -> "_Meeting":
+    def __enter__(self) -> "_Handover":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -210,42 +208,37 @@ class _Meeting:
         self._until_taken_over.callback(os.close, life)
 
 
-def _unavailable(rank: int, error: Exception) -> _store.Unavailable:
-    return _store.Unavailable(f"rank {rank} cannot share memory: {error}")
+def _unavailable(rank: int, error: Exception) -> Unavailable:
+    return Unavailable(f"rank {rank} cannot share memory: {error}")
 
 
-def _tried(rank: int, step: Callable[..., T], *args: Any) -> T | _store.Unavailable:
+def _tried(rank: int, step: Callable[..., T], *args: Any) -> T | Unavailable:
     try:
         return step(*args)
     except (OSError, RuntimeError) as error:
         return _unavailable(rank, error)
 
 
-def connect(
-    store: Store, rank: int, ranks: Sequence[int], ranks_per_core: float
-) -> tuple[_C.Transport, bool]:
+def connect(meeting: Meeting, ranks_per_core: float) -> tuple[_C.Transport, bool]:
     """Connect ranks that share a host.
 
     Args:
-        store: where they find each other; its keys are this connection's own.
-        rank: of this process in its group.
-        ranks: of that group, those on this host, in rising order; this one among them.
+        meeting: of these ranks.
         ranks_per_core: how many of them share a core.
 
     Returns:
-        The transport, in which a rank is its place in `ranks`, and whether this process's memory
+        The transport, in which a rank is its place, and whether this process's memory
         can be read by all of them.
 
     Raises:
         Unavailable: says on which rank which step failed. From the last step on this rank alone.
     """
-    place, size = ranks.index(rank), len(ranks)
-    with _Meeting(place, size) as meeting:
-        offers = _store.agree(store, "offers", place, size, _tried(rank, meeting.offer))
-        taken = _tried(rank, meeting.take, offers)
-        readable = _store.agree(store, "readable", place, size, taken)
+    place, rank = meeting.place, meeting.rank
+    with _Handover(place, meeting.size) as handover:
+        offers = meeting.agree("offers", _tried(rank, handover.offer))
+        readable = meeting.agree("readable", _tried(rank, handover.take, offers))
         try:
-            made = meeting.transport(ranks, readable, ranks_per_core)
+            made = handover.transport(meeting.ranks, readable, ranks_per_core)
         except RuntimeError as error:
             raise _unavailable(rank, error) from error
     others = [theirs for peer, theirs in enumerate(readable) if peer != place]

@@ -11,10 +11,9 @@ from datetime import timedelta
 from itertools import chain
 from typing import Any
 
-from torch._C._distributed_c10d import Store
-
-from torch_hvd import _addresses, _store
+from torch_hvd import _addresses
 from torch_hvd._load import _C
+from torch_hvd._store import Meeting
 
 _TOKEN_BYTES = 16
 _HELLO = struct.Struct(f"!i{_TOKEN_BYTES}s")  # rank, the token of who listens
@@ -78,15 +77,16 @@ def _same_count(places: list[list[Any]]) -> None:
 
 
 def _connect_all(
-    store: Store, rank: int, size: int, addresses: list[str], deadline: float
+    meeting: Meeting, addresses: list[str], deadline: float
 ) -> list[list[socket.socket]]:
     """To all ranks below this one, and from all above; by rank, on each network."""
+    rank, size = meeting.rank, meeting.size
     token = secrets.token_bytes(_TOKEN_BYTES)
     rails: list[list[socket.socket]] = [[] for _ in range(size)]
     with ExitStack() as listening, ExitStack() as failed:
         listeners = [listening.enter_context(_listen(address, size)) for address in addresses]
         mine = [listener.getsockname()[:2] for listener in listeners]
-        known = _store.exchange(store, "listens", rank, size, [mine, token.hex()])
+        known = meeting.exchange("listens", [mine, token.hex()])
         _same_count([places for places, _ in known])
         for peer, (places, theirs) in enumerate(known[:rank]):
             for (host, port), own in zip(places, addresses, strict=True):
@@ -108,15 +108,14 @@ def _connect_all(
 
 
 def connect(
-    store: Store, rank: int, hosts: list[int], ranks_per_core: float, timeout: timedelta
+    meeting: Meeting, hosts: list[int], ranks_per_core: float
 ) -> tuple[_C.Transport, list[str]]:
     """Connect all ranks of a group.
 
     Args:
-        store: where ranks find each other; its keys are this connection's own.
+        meeting: of all ranks; its timeout is for connecting, too.
         hosts: by rank, the number of its host.
         ranks_per_core: how many ranks of this host share a core.
-        timeout: for connecting.
 
     Returns:
         The transport, and the addresses of this rank.
@@ -125,11 +124,11 @@ def connect(
         RuntimeError: names the addresses and the interfaces that were tried; also where ranks
             have several, and not as many each.
     """
-    size, addresses = len(hosts), list[str]()
+    rank, size, addresses = meeting.rank, meeting.size, list[str]()
     try:
         addresses = _addresses.for_peers(hosts)
-        deadline = time.monotonic() + timeout.total_seconds()
-        rails = _connect_all(store, rank, size, addresses, deadline)
+        deadline = time.monotonic() + meeting.timeout.total_seconds()
+        rails = _connect_all(meeting, addresses, deadline)
         for connection in chain.from_iterable(rails):
             _prepare(connection)
     except OSError as error:

@@ -4,12 +4,10 @@ import functools
 import operator
 import os
 from dataclasses import dataclass, replace
-from datetime import timedelta
 
-from torch._C._distributed_c10d import PrefixStore, Store
-
-from torch_hvd import _mpi, _settings, _shm, _store, _tcp
+from torch_hvd import _mpi, _settings, _shm, _tcp
 from torch_hvd._load import _C
+from torch_hvd._store import Meeting, Unavailable
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class Connection:
     regret: str = ""  # why it is not what was tried first
 
 
-def choose(wanted: str, store: Store, rank: int, size: int) -> Choice:
+def choose(wanted: str, meeting: Meeting) -> Choice:
     """The transport that a group takes, if it can be had.
 
     Args:
@@ -69,11 +67,12 @@ def choose(wanted: str, store: Store, rank: int, size: int) -> Choice:
         ValueError: `wanted` cannot be had, on every rank alike; says why.
     """
     own_cores = sum(1 << core for core in os.sched_getaffinity(0))
+    size = meeting.size
     if size == 1:
         return Choice("", "", [0], [own_cores])
     wants_mpi = _mpi.launcher(os.environ) is not None and _mpi.has_fast_network()
     mine = [_shm.host_id(os.environ), os.uname().nodename, own_cores, wants_mpi]
-    known = _store.exchange(store, "host", rank, size, mine)
+    known = meeting.exchange("host", mine)
     names = list(dict.fromkeys(host for host, *_ in known))
     hosts = [names.index(host) for host, *_ in known]
     cores = [own for _, _, own, _ in known]
@@ -94,35 +93,34 @@ def choose(wanted: str, store: Store, rank: int, size: int) -> Choice:
     return Choice(near if len(names) < size else "", far, hosts, cores)
 
 
-def connect(wanted: str, store: Store, rank: int, size: int, timeout: timedelta) -> Connection:
+def connect(wanted: str, meeting: Meeting) -> Connection:
     """Connect the ranks of a group.
 
     Args:
         wanted: as for `choose`.
-        store: its keys are this group's own.
-        timeout: for connecting.
+        meeting: of the group; its timeout is for connecting, too.
 
     Raises:
         ValueError: `wanted` cannot be had, on every rank alike; says why. Never for "auto".
         RuntimeError: connecting failed; says on which rank, and why.
     """
-    choice = choose(wanted, store, rank, size)
+    choice = choose(wanted, meeting)
     near = far = None
     details = []
     regrets = []
     if choice.near:
         try:
-            near, detail = _connect_near(choice, store, rank)
+            near, detail = _connect_near(choice, meeting)
             details += detail
-        except _store.Unavailable as error:
+        except Unavailable as error:
             regrets.append(_without("shared memory", wanted, error))
             choice = replace(choice, near="", far=choice.far or "tcp")
     try:
-        far, detail = _connect_far(choice, store, rank, timeout, only_if_it_fits=wanted == "auto")
-    except _store.Unavailable as error:
+        far, detail = _connect_far(choice, meeting, only_if_it_fits=wanted == "auto")
+    except Unavailable as error:
         regrets.append(_without("MPI", wanted, error))
         choice = replace(choice, far="tcp")
-        far, detail = _connect_far(choice, store, rank, timeout)
+        far, detail = _connect_far(choice, meeting)
     details += detail
     if choice.near and far:
         made = _C.routed_transport(near, far, choice.hosts)
@@ -131,54 +129,53 @@ def connect(wanted: str, store: Store, rank: int, size: int, timeout: timedelta)
     return Connection(choice, made, tuple(details), "; ".join(regrets))
 
 
-def _without(what: str, wanted: str, error: _store.Unavailable) -> str:
+def _without(what: str, wanted: str, error: Unavailable) -> str:
     """Why "auto" does without something. Raises ValueError if it was asked for by name."""
     if wanted != "auto":
         raise ValueError(f"HVD_TRANSPORT or Options.transport is {wanted!r}, but {error}") from None
     return f"no {what}: {error}"
 
 
-def _connect_near(choice: Choice, store: Store, rank: int) -> tuple[_C.Transport | None, list[str]]:
+def _connect_near(choice: Choice, meeting: Meeting) -> tuple[_C.Transport | None, list[str]]:
     """The ranks of each host among themselves; none for one that is alone on its host.
 
     Raises:
         Unavailable: on the ranks of all hosts, if some of one cannot share memory.
     """
+    rank = meeting.rank
     here = choice.ranks_beside(rank)
     near, details = None, list[str]()
     failed = None
     try:
         if len(here) > 1:
-            part = PrefixStore(f"shm/{choice.hosts[rank]}", store)
-            near, attached = _shm.connect(part, rank, here, choice.ranks_per_core(rank))
+            part = meeting.part(f"shm/{choice.hosts[rank]}", here)
+            near, attached = _shm.connect(part, choice.ranks_per_core(rank))
             details = [f"{'' if attached else 'no '}cross-memory attach"]
-    except _store.Unavailable as error:
-        failed = _store.Unavailable(f"{error}")  # without a traceback, which would hold this frame
-    _store.agree(store, "near", rank, len(choice.hosts), failed)
+    except Unavailable as error:
+        failed = Unavailable(f"{error}")  # without a traceback, which would hold this frame
+    meeting.agree("near", failed)
     return near, details
 
 
 def _connect_far(
-    choice: Choice, store: Store, rank: int, timeout: timedelta, only_if_it_fits: bool = False
+    choice: Choice, meeting: Meeting, only_if_it_fits: bool = False
 ) -> tuple[_C.Transport | None, list[str]]:
     """All ranks, by what they have for those of other hosts; none where they have nothing.
 
     Raises:
         Unavailable: there is no MPI.
     """
-    part = PrefixStore(choice.far, store)
-    ranks_per_core = choice.ranks_per_core(rank)
+    part = meeting.part(choice.far)
+    ranks_per_core = choice.ranks_per_core(meeting.rank)
     if choice.far == "mpi":
-        far, found = _mpi.connect(
-            part, rank, choice.hosts, ranks_per_core, timeout, only_if_it_fits
-        )
+        far, found = _mpi.connect(part, choice.hosts, ranks_per_core, only_if_it_fits)
         return far, [*found]
     if choice.far == "gloo":
         from torch_hvd import _gloo  # which not every torch has
 
-        return _C.gloo_transport(_gloo.connect(part, rank, choice.hosts, timeout)), []
+        return _C.gloo_transport(_gloo.connect(part, choice.hosts)), []
     if choice.far == "tcp":
-        far, addresses = _tcp.connect(part, rank, choice.hosts, ranks_per_core, timeout)
+        far, addresses = _tcp.connect(part, choice.hosts, ranks_per_core)
         return far, [f"from {' and '.join(addresses)}"]
     return None, []
 

@@ -1,9 +1,17 @@
 #include "transport/mpi/membership.h"
 
+#include <future>
 #include <numeric>
+#include <thread>
 #include <utility>
 
 namespace hvd::mpi {
+
+namespace {
+
+constexpr std::chrono::milliseconds kLook{20};
+
+} // namespace
 
 Membership::Membership(
     Communicator& world,
@@ -16,6 +24,24 @@ Membership::Membership(
       words_(own_->messages()) {
   std::iota(others_.begin(), others_.end(), 0);
   std::erase(others_, rank);
+}
+
+std::unique_ptr<Membership> Membership::make(
+    Communicator& world,
+    const std::vector<int>& ranks,
+    int rank,
+    int tag,
+    const std::function<void()>& check) {
+  std::packaged_task<std::unique_ptr<Membership>()> task(
+      [&world, ranks, rank, tag] {
+        return std::make_unique<Membership>(world, ranks, rank, tag);
+      });
+  auto made = task.get_future();
+  std::thread(std::move(task)).detach();
+  while (made.wait_for(kLook) != std::future_status::ready) {
+    check();
+  }
+  return made.get();
 }
 
 void Membership::leave() {

@@ -2,6 +2,7 @@
 
 #include "transport/mpi/calls.h"
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -26,6 +27,16 @@ class Membership {
       const std::vector<int>& ranks,
       int rank,
       int tag);
+
+  /// As that, while `check` is called now and then, which throws to give up.
+  /// MPI cannot: a thread stays behind there, and what it needs. `world` lives
+  /// as long.
+  static std::unique_ptr<Membership> make(
+      Communicator& world,
+      const std::vector<int>& ranks,
+      int rank,
+      int tag,
+      const std::function<void()>& check);
 
   /// For the group's own messages, by tags other than kLeaveTag.
   Communicator& own() const {

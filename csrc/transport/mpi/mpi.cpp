@@ -95,17 +95,13 @@ MpiTransport::MpiTransport(
     const std::vector<Rank>& ranks,
     int tag,
     double ranks_per_core,
-    bool cuda_aware)
+    bool cuda_aware,
+    std::chrono::milliseconds timeout)
     : Transport(rank, static_cast<int>(ranks.size())),
       cuda_aware_(cuda_aware),
       peers_(std::vector<pid_t>(ranks.size(), -1), column(ranks, &Rank::life)),
       part_bytes_(part_bytes_among(ranks)),
-      membership_(
-          std::make_unique<mpi::Membership>(
-              World::instance().communicator(),
-              column(ranks, &Rank::number),
-              rank,
-              tag)),
+      membership_(join(column(ranks, &Rank::number), tag, timeout)),
       own_(membership_->own()),
       users_(membership_->users()),
       inbox_(std::make_unique<Inbox>(users_)),
@@ -136,6 +132,31 @@ MpiTransport::~MpiTransport() {
   if (usable && !aborted_) {
     World::instance().retire(std::move(membership_));
   } // else others may still use them, so their ids stay taken
+}
+
+std::unique_ptr<mpi::Membership> MpiTransport::join(
+    const std::vector<int>& numbers,
+    int tag,
+    Clock::duration timeout) const {
+  const auto deadline = Clock::now() + timeout;
+  std::optional<Deadline> last; // since one is known to be gone
+  const auto check = [&] {
+    const auto gone = std::ranges::find_if(
+        others(), [this](int peer) { return peers_.is_gone(peer); });
+    const auto now = Clock::now();
+    if (gone != others().end()) {
+      last = last.value_or(now + kLinger); // it may have been here before
+      if (now >= *last) {
+        throw TransportError(
+            "rank " + std::to_string(*gone) + " has left or died");
+      }
+    }
+    if (now >= deadline) {
+      throw TransportTimeout("Timed out waiting for the others");
+    }
+  };
+  return mpi::Membership::make(
+      World::instance().communicator(), numbers, rank(), tag, check);
 }
 
 int MpiTransport::tag_of(const Lane& lane, const at::Tensor& buffer) const {

@@ -35,13 +35,15 @@ class MpiTransport final : public Transport {
   /// `ranks`: by their numbers in the group; all of them make it now. `tag`:
   /// even, the same on all, and of no other group made at that time.
   /// `ranks_per_core`: how many ranks of this host share a core.
-  /// `cuda_aware`: whether the library is on all of them.
+  /// `cuda_aware`: whether the library is on all of them. Throws TransportError
+  /// if they have not come when `timeout` is over, or one of this host dies.
   MpiTransport(
       int rank,
       const std::vector<Rank>& ranks,
       int tag,
       double ranks_per_core,
-      bool cuda_aware);
+      bool cuda_aware,
+      std::chrono::milliseconds timeout);
   ~MpiTransport() override;
 
   const char* name() const override {
@@ -93,6 +95,10 @@ class MpiTransport final : public Transport {
     int64_t part_bytes;
   };
 
+  std::unique_ptr<mpi::Membership> join(
+      const std::vector<int>& numbers,
+      int tag,
+      Clock::duration timeout) const;
   int tag_of(const Lane& lane, const at::Tensor& buffer) const;
   template <typename FormOf>
   RequestPtr start(
