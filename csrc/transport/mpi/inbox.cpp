@@ -10,12 +10,12 @@ namespace hvd {
 using mpi::Messages;
 
 void MpiTransport::Inbox::add(
-    Pending& pending,
+    std::weak_ptr<Pending> pending,
     const at::Tensor& buffer,
     int peer,
     int tag) {
   std::lock_guard<std::mutex> lock(mutex_);
-  receives_.push_back({&pending, buffer, peer, tag});
+  receives_.push_back({std::move(pending), buffer, peer, tag});
   post_ready();
 }
 
@@ -27,22 +27,25 @@ void MpiTransport::Inbox::post() {
 bool MpiTransport::Inbox::holds(const Pending& pending) {
   std::lock_guard<std::mutex> lock(mutex_);
   post_ready();
-  return std::ranges::find(receives_, &pending, &Receive::pending) !=
-      receives_.end();
+  return std::ranges::any_of(receives_, [&](const Receive& receive) {
+    return receive.pending.lock().get() == &pending;
+  });
 }
 
 void MpiTransport::Inbox::remove(const Pending& pending) {
   std::lock_guard<std::mutex> lock(mutex_);
-  receives_.remove_if(
-      [&](const Receive& receive) { return receive.pending == &pending; });
+  receives_.remove_if([&](const Receive& receive) {
+    return receive.pending.lock().get() == &pending;
+  });
 }
 
 void MpiTransport::Inbox::post_ready() {
   std::set<int> held; // tags of receives from any rank without a message
   receives_.remove_if([&](const Receive& receive) {
-    const auto& [pending, buffer, peer, tag] = receive;
-    if (held.contains(tag)) {
-      return false;
+    const auto& [waiting, buffer, peer, tag] = receive;
+    const auto pending = waiting.lock();
+    if (!pending || held.contains(tag)) {
+      return !pending;
     }
     int source = peer;
     if (peer == Messages::kAnyPeer) {

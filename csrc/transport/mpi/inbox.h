@@ -3,6 +3,7 @@
 #include "transport/mpi/mpi.h"
 
 #include <list>
+#include <memory>
 #include <mutex>
 
 namespace hvd {
@@ -18,9 +19,13 @@ class MpiTransport::Inbox {
  public:
   explicit Inbox(mpi::Communicator& users) : users_(users) {}
 
-  /// `peer`: or Messages::kAnyPeer. It is touched here until holds() says no,
-  /// or remove() was called, and then by its owner alone.
-  void add(Pending& pending, const at::Tensor& buffer, int peer, int tag);
+  /// `peer`: or Messages::kAnyPeer. `pending` is touched here until holds()
+  /// says no, or remove() was called, and then by its owner alone.
+  void add(
+      std::weak_ptr<Pending> pending,
+      const at::Tensor& buffer,
+      int peer,
+      int tag);
 
   /// Gives MPI what it may have by now. Throws TransportError.
   void post();
@@ -32,7 +37,7 @@ class MpiTransport::Inbox {
 
  private:
   struct Receive {
-    Pending* pending;
+    std::weak_ptr<Pending> pending;
     at::Tensor buffer;
     int peer;
     int tag;

@@ -139,7 +139,7 @@ std::unique_ptr<mpi::Membership> MpiTransport::join(
     int tag,
     Clock::duration timeout) const {
   const auto deadline = Clock::now() + timeout;
-  std::optional<Deadline> last; // since one is known to be gone
+  std::optional<Deadline> last; // once one is known to be gone
   const auto check = [&] {
     const auto gone = std::ranges::find_if(
         others(), [this](int peer) { return peers_.is_gone(peer); });

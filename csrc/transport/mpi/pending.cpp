@@ -19,16 +19,6 @@ constexpr std::chrono::microseconds kPause{100};
 
 } // namespace
 
-MpiTransport::Pending::~Pending() {
-  leave_inbox();
-}
-
-void MpiTransport::Pending::leave_inbox() {
-  if (auto* const inbox = std::exchange(inbox_, nullptr)) {
-    inbox->remove(*this);
-  }
-}
-
 void MpiTransport::Pending::keep(const at::Tensor& buffer) {
   buffers_.push_back(buffer);
   if (!buffer.is_cpu()) {
@@ -78,7 +68,7 @@ void MpiTransport::Pending::receive_by(
     int tag) {
   inbox_ = &inbox;
   awaited_in_inbox_ = peer;
-  inbox.add(*this, buffer, peer, tag);
+  inbox.add(weak_from_this(), buffer, peer, tag);
 }
 
 bool MpiTransport::Pending::test() {
@@ -113,7 +103,9 @@ bool MpiTransport::Pending::test_for(Clock::duration time) {
 
 bool MpiTransport::Pending::cancel() {
   absence_.reset();
-  leave_inbox();
+  if (inbox_ != nullptr) {
+    std::exchange(inbox_, nullptr)->remove(*this);
+  }
   try {
     messages_->cancel_receives();
     return test_for({});

@@ -13,11 +13,11 @@ namespace hvd {
 
 /// Not thread-safe, but for is_done(): who holds the request, or has taken the
 /// messages over from it, is one thread at a time.
-class MpiTransport::Pending {
+class MpiTransport::Pending
+    : public std::enable_shared_from_this<MpiTransport::Pending> {
  public:
   explicit Pending(mpi::MessagesPtr messages)
       : messages_(std::move(messages)) {}
-  ~Pending();
 
   /// In parts of that size, the same on both sides.
   void send(const at::Tensor& buffer, int peer, int tag, int64_t part_bytes);
@@ -57,7 +57,6 @@ class MpiTransport::Pending {
 
  private:
   void keep(const at::Tensor& buffer);
-  void leave_inbox();
 
   const mpi::MessagesPtr messages_;
   std::vector<at::Tensor> buffers_;
