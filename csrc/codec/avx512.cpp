@@ -7,6 +7,7 @@
 
 // GCC 12 warns of what its own header leaves undefined on purpose (bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 
 #define HVD_TARGET                          \
   __attribute__((target(                    \
