@@ -16,8 +16,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore
-
 from torch_hvd import _log, _shm, launchers
 from torch_hvd._load import _C
 from torch_hvd._store import Meeting, Unavailable
@@ -201,7 +199,7 @@ def _start(meeting: Meeting, hosts: list[int]) -> None:
     # MPICH names shared memory by it, and what a kill leaves must not meet a later world.
     world = meeting.exchange("world", f"hvd-{secrets.token_hex(8)}")[0]
     _C.start_unlaunched_mpi(
-        PrefixStore("pmi", meeting.store),
+        meeting.part("pmi").store,
         meeting.rank,
         meeting.size,
         world,
@@ -321,7 +319,7 @@ def connect(
         )
     except RuntimeError as error:
         raise RuntimeError(
-            f"hvd: rank {rank} of {meeting.size} could not make a communicator of MPI, which does "
-            f"not give up: later ones may fail, too. {error}"
+            f"hvd: rank {rank} of {meeting.size} could not make a communicator of MPI, and may not "
+            f"make later ones: {error}"
         ) from error
     return made, (library, _cuda_awareness(places))

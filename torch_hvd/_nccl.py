@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Backend, PrefixStore, Store
+from torch._C._distributed_c10d import Backend, Store
 
 from torch_hvd._load import _C
 from torch_hvd._store import Meeting
@@ -55,7 +55,7 @@ def connect(wanted: str, opts: Any, meeting: Meeting) -> _C.DeviceTransport | No
         return None
     with contextlib.suppress(ImportError):  # nothing but compression needs its kernels
         importlib.import_module("torch_hvd._cuda")
-    return _C.DeviceTransport(_make(opts, PrefixStore("nccl", meeting.store)), DEVICE)
+    return _C.DeviceTransport(_make(opts, meeting.part("nccl").store), DEVICE)
 
 
 def _make(opts: Any, store: Store) -> Backend:

@@ -227,8 +227,8 @@ def connect(meeting: Meeting, ranks_per_core: float) -> tuple[_C.Transport, bool
         ranks_per_core: how many of them share a core.
 
     Returns:
-        The transport, in which a rank is its place, and whether this process's memory
-        can be read by all of them.
+        The transport, in which a rank is its place, and whether this process's memory can be read
+        by all of them.
 
     Raises:
         Unavailable: says on which rank which step failed. From the last step on this rank alone.
