@@ -162,7 +162,7 @@ struct Rows {
 
   using Most = __m128i;
 
-  template <typename Element, int64_t kUnit>
+  template <int64_t kUnit>
   HVD_TARGET static Most most(const float* in) {
     __m256i even = _mm256_setzero_si256();
     __m256i odd = even;

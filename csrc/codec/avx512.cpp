@@ -28,9 +28,8 @@ namespace {
 constexpr int kSelect = 0xe4;
 
 /// Of the operands of vrangeps the one of larger magnitude, with the sign of
-/// the first, or without one. Of a NaN and a number it is the number.
+/// the first.
 constexpr int kLargerKeepSign = 0b0011;
-constexpr int kLargerMagnitude = 0b1011;
 
 /// Of 32 words, their second bytes and then their third ones; or the other way
 /// round.
@@ -216,65 +215,46 @@ struct Rows {
 
   using Most = __m512i;
 
-  template <typename Element, int64_t kUnit>
+  template <int64_t kUnit>
   HVD_TARGET static Most most(const float* in) {
-    if constexpr (kIsInteger<Element>) {
-      __m512i even = _mm512_setzero_si512();
-      __m512i odd = even;
-      for (int64_t i = 0; i < kUnit; i += 32) {
-        even = _mm512_max_epi32(even, magnitudes(in + i));
-        odd = _mm512_max_epi32(odd, magnitudes(in + i + 16));
-      }
-      return _mm512_max_epi32(even, odd);
-    } else {
-      // By instructions that encode() leaves room for; but they pass over a
-      // NaN.
-      __m512 even = _mm512_setzero_ps();
-      __m512 odd = even;
-      __mmask16 numbers = 0xffff;
-      for (int64_t i = 0; i < kUnit; i += 32) {
-        const __m512 first = ahead(in + i);
-        const __m512 second = ahead(in + i + 16);
-        even = _mm512_range_ps(even, first, kLargerMagnitude);
-        odd = _mm512_range_ps(odd, second, kLargerMagnitude);
-        numbers = _mm512_mask_cmp_ps_mask(numbers, first, second, _CMP_ORD_Q);
-      }
-      return _mm512_mask_mov_epi32(
-          words(kNanBits),
-          numbers,
-          _mm512_castps_si512(_mm512_range_ps(even, odd, kLargerMagnitude)));
+    __m512i even = _mm512_setzero_si512();
+    __m512i odd = even;
+    for (int64_t i = 0; i < kUnit; i += 32) {
+      even = _mm512_max_epi32(even, magnitudes(in + i));
+      odd = _mm512_max_epi32(odd, magnitudes(in + i + 16));
     }
+    return _mm512_max_epi32(even, odd);
   }
 
   HVD_TARGET static Most larger(Most a, Most b) {
     return _mm512_max_epi32(a, b);
   }
 
+  /// By 16: what is stored as one vector is soon loaded as one.
   HVD_TARGET static void largest(Most* most, int64_t count, uint32_t* out) {
-    for (int64_t i = count; i % 8 != 0; ++i) {
+    for (int64_t i = count; i % 16 != 0; ++i) {
       most[i] = _mm512_setzero_si512();
     }
-    for (int64_t i = 0; i < count; i += 8) {
-      _mm256_storeu_si256(
-          reinterpret_cast<__m256i*>(out + i), largest_of_8(most + i));
+    const __m512i order = _mm512_setr_epi32(
+        0, 4, 8, 12, 2, 6, 10, 14, 16, 20, 24, 28, 18, 22, 26, 30);
+    for (int64_t i = 0; i < count; i += 16) {
+      _mm512_storeu_si512(
+          out + i,
+          _mm512_permutex2var_epi32(
+              largest_of_8(most + i), order, largest_of_8(most + i + 8)));
     }
   }
 
-  /// 16 values, while some that are used later are fetched.
-  HVD_TARGET static __m512 ahead(const float* in) {
-    __builtin_prefetch(in + kAhead);
-    return _mm512_loadu_ps(in);
-  }
-
-  /// Bits in whose order a NaN is the largest.
+  /// Of 16 values, in bits in whose order a NaN is the largest; some that are
+  /// used later are fetched.
   HVD_TARGET static __m512i magnitudes(const float* in) {
-    return _mm512_and_si512(
-        _mm512_castps_si512(ahead(in)), words(kMagnitudeBits));
+    __builtin_prefetch(in + kAhead);
+    return _mm512_and_si512(_mm512_loadu_si512(in), words(kMagnitudeBits));
   }
 
-  /// The largest lane of each of eight vectors: halves are folded onto each
-  /// other, two vectors at a time.
-  HVD_TARGET static __m256i largest_of_8(const __m512i* of) {
+  /// The largest lane of each of eight vectors, in lanes 0, 4, 8, 12, 2, 6, 10
+  /// and 14: halves are folded onto each other, two vectors at a time.
+  HVD_TARGET static __m512i largest_of_8(const __m512i* of) {
     const __m512i ab = fold<0x44, 0xee>(of[0], of[1]);
     const __m512i cd = fold<0x44, 0xee>(of[2], of[3]);
     const __m512i ef = fold<0x44, 0xee>(of[4], of[5]);
@@ -283,11 +263,7 @@ struct Rows {
     const __m512i efgh = fold<0x88, 0xdd>(ef, gh);
     const __m512i pairs = _mm512_max_epi32(
         _mm512_unpacklo_epi64(abcd, efgh), _mm512_unpackhi_epi64(abcd, efgh));
-    const __m512i each =
-        _mm512_max_epi32(pairs, _mm512_shuffle_epi32(pairs, _MM_PERM_CDAB));
-    const __m512i order =
-        _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
-    return _mm512_castsi512_si256(_mm512_permutexvar_epi32(order, each));
+    return _mm512_max_epi32(pairs, _mm512_shuffle_epi32(pairs, _MM_PERM_CDAB));
   }
 
   /// The larger of two halves of both vectors, 128 bits by 128.

@@ -5,7 +5,7 @@
 // `Rows` of loops over a row of values. A row of kUnit is one of 32 or of 128
 // values, other rows are a multiple of 32:
 //
-//   most<Element, kUnit>(in)           a Most: largest magnitudes, by lane
+//   most<kUnit>(in)                    a Most: largest magnitudes, by lane
 //   larger(most, most)                 by lane
 //   largest(most, count, out)          of each Most, the bits of the largest;
 //                                      at least kInfinityBits if a value was
@@ -20,14 +20,14 @@
 // Products of a decoded value and a scale are exact, so whether an addition
 // fuses with them makes no difference.
 
-// The rest of the module is compiled with -O2.
+// The rest of the module is compiled with -O2. GCC then makes calls of
+// functions like std::min here, where HVD_TARGET differs too.
 #pragma GCC optimize("O3")
 
 #include "codec/elements.h"
 #include "codec/kernels.h"
 #include "codec/unusual.h"
 
-#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <type_traits>
@@ -143,18 +143,19 @@ HVD_TARGET void encode_units(
   Group<Rows>* coming = &groups[1];
   int64_t units = 0; // here; the first group comes after a void one
   for (int64_t left = count; left > 0 || units > 0;) {
-    const int64_t units_coming = std::min(kGroup, left) / kUnit;
+    const int64_t units_coming = (left < kGroup ? left : kGroup) / kUnit;
     const float* const from = in + units * kUnit;
-    const int64_t both = here->usual ? std::min(units, units_coming) : 0;
+    const int64_t fewer = units < units_coming ? units : units_coming;
+    const int64_t both = here->usual ? fewer : 0;
     for (int64_t i = 0; i < both; ++i) {
-      coming->most[i] = Rows::template most<Element, kUnit>(from + i * kUnit);
+      coming->most[i] = Rows::template most<kUnit>(from + i * kUnit);
       Rows::template encode<Element, kUnit>(
           in + i * kUnit,
           here->reciprocals[i >> shift],
           values + i * kUnitBytes);
     }
     for (int64_t i = both; i < units_coming; ++i) {
-      coming->most[i] = Rows::template most<Element, kUnit>(from + i * kUnit);
+      coming->most[i] = Rows::template most<kUnit>(from + i * kUnit);
     }
     const int64_t blocks = units >> shift;
     encode_from<Rows, Element, kUnit>(

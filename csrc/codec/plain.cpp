@@ -30,7 +30,7 @@ struct Rows {
 
   using Most = int32_t;
 
-  template <typename Element, int64_t kUnit>
+  template <int64_t kUnit>
   static Most most(const float* in) {
     Most found = 0;
     for (int64_t i = 0; i < kUnit; ++i) {
