@@ -135,6 +135,25 @@ def test_hook_of_several_models() -> None:
             step(model)
 
 
+@one_rank_a_host
+def test_hook_under_another_default_dtype() -> None:
+    group = dist.new_group(backend="gloo")
+    gradient = noise(dist.get_rank(), 5_001)
+
+    def average() -> Tensor:
+        buffer = gradient.clone()
+        bucket = SimpleNamespace(buffer=lambda: buffer)
+        torch_hvd.hooks.compress("int4")(group, cast(dist.GradBucket, bucket)).wait()
+        return buffer
+
+    expected = average()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert torch.equal(average(), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_hook_of_another_name() -> None:
     for name in ("zip", "none"):
         with pytest.raises(ValueError, match=f"compression is '{name}'; allowed is fp16 or"):

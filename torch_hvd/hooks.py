@@ -100,6 +100,7 @@ class _TwoStages:
         feedback = self._feedback.setdefault(group, _C.ErrorFeedback())
         residual = feedback.next(gradients, self._name, self._block)
         if residual.contribution is None:
-            residual.contribution = torch.zeros(count)
-            residual.shard = torch.zeros(count // size)
+            # Whatever the program has made its default.
+            residual.contribution = torch.zeros(count, dtype=torch.float32, device="cpu")
+            residual.shard = residual.contribution.new_zeros(count // size)
         return residual.contribution.chunk(size), residual.shard
