@@ -78,6 +78,16 @@ FOUND: dict[str, tuple[Mapping[str, str], Sequence[str], Launch]] = {
         (),
         Launch("Open MPI", 2, 3, 1, 2, "prterun-a-7@1", ("10.0.0.9",)),
     ),
+    "open-mpi-4-without-ipv4": (
+        {**open_mpi(2, 3, 1, 2), "OMPI_MCA_orte_hnp_uri": "16.0;tcp6://[fd00::2,fd01::2]:58855"},
+        ("orted", "-mca", "ess", "env"),
+        Launch("Open MPI", 2, 3, 1, 2, "prterun-a-7@1", ("fd00::2", "fd01::2")),
+    ),
+    "open-mpi-of-an-unknown-address": (
+        {**open_mpi(2, 3, 1, 2), "OMPI_MCA_orte_hnp_uri": "16.0;ud://7"},
+        ("orted", "-mca", "ess", "env"),
+        Launch("Open MPI", 2, 3, 1, 2, "prterun-a-7@1"),
+    ),
     "open-mpi-in-a-step-of-slurm": (
         {**open_mpi(1, 2, 1, 2), **slurm(0, 0, 0, "1(x2)", "n[1-2]")},
         (),

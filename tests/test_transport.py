@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -144,6 +145,18 @@ def test_memory_that_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(errors)) == 1
     assert "transport is 'shm', but ranks 0 and 2" in errors[0]
     assert "allowed there is auto, gloo, mpi, tcp or a pair, as shm+tcp" in errors[0]
+
+
+def unreadable(*_: object) -> str:
+    raise PermissionError("masked")
+
+
+def test_host_of_an_incomplete_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without namespaces the boot is enough; without that a process shares memory with nobody."""
+    monkeypatch.setattr(os, "readlink", unreadable)
+    assert _shm.host_id({}) == _shm.host_id({})
+    monkeypatch.setattr(Path, "read_text", unreadable)
+    assert _shm.host_id({}) != _shm.host_id({})
 
 
 def test_host() -> None:

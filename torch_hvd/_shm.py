@@ -16,6 +16,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch_hvd._load import _C
@@ -46,14 +47,22 @@ def host_id(environ: Mapping[str, str]) -> str:
     """What processes that can share memory have in common: `HVD_HOST_ID`, or else where they run.
 
     That is the kernel's boot, and the namespaces by which containers keep processes, their sockets
-    and their memory apart.
+    and their memory apart. Where /proc does not tell the boot, this process is on a host of its own.
     """
     if given := environ.get("HVD_HOST_ID"):
         return given
-    with open("/proc/sys/kernel/random/boot_id") as boot_id:
-        parts = [boot_id.read().strip()]
-    parts += [os.readlink(f"/proc/self/ns/{name}") for name in ("ipc", "net", "pid", "user")]
-    return " ".join(parts)
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = secrets.token_hex()
+    return " ".join([boot, *map(_namespace, ("ipc", "net", "pid", "user"))])
+
+
+def _namespace(kind: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/ns/{kind}")
+    except OSError:  # a kernel without such namespaces
+        return "-"
 
 
 def can_attach() -> bool:

@@ -87,9 +87,9 @@ def _open_mpi(environ: Mapping[str, str], launcher: Process) -> Launch | None:
         # The address of mpirun: version 4 tells everyone, 5 its daemons on other hosts.
         command = launcher()
         uri = environ.get("OMPI_MCA_orte_hnp_uri") or _after("prte_hnp_uri", command)
-        addresses = re.search(r"tcp://([^:;]+)", uri or "")
-        master = tuple(addresses[1].split(",")) if addresses else ()
-        here = not master and bool(command)
+        addresses = re.search(r"tcp://([^:;]+)|tcp6://\[([^\];]+)\]", uri or "")
+        master = tuple((addresses[1] or addresses[2]).split(",")) if addresses else ()
+        here = uri is None and bool(command)
     return Launch("Open MPI", *numbers, environ.get("PMIX_NAMESPACE"), master, here)
 
 
