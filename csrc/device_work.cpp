@@ -159,7 +159,7 @@ bool DeviceWork::isSuccess() const {
 }
 
 bool DeviceWork::wait(std::chrono::milliseconds timeout) {
-  const auto deadline = Clock::now() + timeout;
+  const auto deadline = deadline_in(timeout);
   await_launch(timeout);
   while (timeout > kNoTimeout && !isCompleted()) {
     if (Clock::now() > deadline) {

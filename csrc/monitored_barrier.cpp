@@ -1,5 +1,7 @@
 #include "monitored_barrier.h"
 
+#include "common/clock.h"
+
 #include <c10/util/Exception.h>
 
 #include <thread>
@@ -9,8 +11,6 @@ namespace hvd {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr std::chrono::milliseconds kPollInterval{2};
 // What ranks allow each other beyond the timeout: rank 0 to tell of it, the
 // others to hear.
@@ -19,7 +19,7 @@ constexpr std::chrono::seconds kGrace{5};
 bool wait_for_key(
     c10d::Store& store,
     const std::string& key,
-    Clock::time_point deadline) {
+    Deadline deadline) {
   // Store::wait would hold the connection, and set its own timeout.
   while (!store.check({key})) {
     if (Clock::now() >= deadline) {
@@ -52,7 +52,7 @@ void lead(
     int size,
     std::chrono::milliseconds timeout,
     bool wait_all_ranks) {
-  const auto deadline = Clock::now() + timeout;
+  const auto deadline = deadline_in(timeout);
   std::vector<int> missing;
   bool late = false; // the time was over before this rank looked for a peer
   for (int peer = 1; peer < size; ++peer) {
@@ -98,8 +98,7 @@ void follow(
     std::chrono::milliseconds timeout) {
   store.set(came(prefix, rank), std::vector<uint8_t>{1});
   std::string error;
-  if (wait_for_key(
-          store, prefix + "/missing", Clock::now() + timeout + kGrace)) {
+  if (wait_for_key(store, prefix + "/missing", deadline_in(timeout) + kGrace)) {
     const auto missing = store.get(prefix + "/missing");
     store.set(heard(prefix, rank), std::vector<uint8_t>{1});
     if (missing.empty()) {

@@ -1,5 +1,7 @@
 #include "registry.h"
 
+#include "common/fork.h"
+
 namespace hvd {
 
 Registry& Registry::instance() {
@@ -18,12 +20,20 @@ std::shared_ptr<Statistics> Registry::add_statistics(
     const std::string& group,
     const std::vector<double>& edges) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return statistics_.emplace_back(std::make_shared<Statistics>(group, edges));
+  return statistics_
+      .emplace_back(fork_depth(), std::make_shared<Statistics>(group, edges))
+      .second;
 }
 
 std::vector<std::shared_ptr<Statistics>> Registry::statistics() {
   std::lock_guard<std::mutex> lock(mutex_);
-  return statistics_;
+  std::vector<std::shared_ptr<Statistics>> own;
+  for (const auto& [depth, statistics] : statistics_) {
+    if (depth == fork_depth()) {
+      own.push_back(statistics);
+    }
+  }
+  return own;
 }
 
 void Registry::shutdown_all() {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace hvd {
@@ -35,7 +36,9 @@ class Registry {
  private:
   std::mutex mutex_;
   std::vector<std::weak_ptr<Engine>> engines_;
-  std::vector<std::shared_ptr<Statistics>> statistics_;
+  /// Each with fork_depth() where it was made: a lock of the parent's may be
+  /// held by a thread that the child lacks.
+  std::vector<std::pair<int, std::shared_ptr<Statistics>>> statistics_;
   std::vector<std::shared_ptr<Engine>> buried_;
 };
 

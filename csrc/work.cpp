@@ -37,7 +37,7 @@ void wait_for(
     const std::string& what) {
   if (timeout <= kNoTimeout) {
     engine.drive_until_done(operation);
-  } else if (!engine.wait_until_done(operation, Clock::now() + timeout)) {
+  } else if (!engine.wait_until_done(operation, deadline_in(timeout))) {
     const auto& first = operation.collectives[0];
     C10_THROW_ERROR(
         DistBackendError,
@@ -69,6 +69,7 @@ std::vector<at::Tensor> WorkHVD::result() {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> WorkHVD::getFuture() {
+  check_process();
   std::unique_lock<std::mutex> lock(mutex_);
   if (!future_) {
     future_ = c10::make_intrusive<c10::ivalue::Future>(
@@ -81,6 +82,11 @@ c10::intrusive_ptr<c10::ivalue::Future> WorkHVD::getFuture() {
     }
   }
   return future_;
+}
+
+bool WorkHVD::isCompleted() {
+  check_process();
+  return Work::isCompleted();
 }
 
 std::function<void()> WorkHVD::conclude(std::exception_ptr error) {
@@ -239,7 +245,7 @@ MessageWork::~MessageWork() {
                call,
                bytes = static_cast<int64_t>(buffer_.nbytes()),
                submitted = submitted_,
-               deadline = Clock::now() + timeout_](const auto& /*over*/) {
+               deadline = deadline_in(timeout_)](const auto& /*over*/) {
     try {
       request->wait(deadline);
       engine->message_done(call, bytes, submitted);
@@ -296,8 +302,7 @@ bool MessageWork::wait(std::chrono::milliseconds timeout) {
   check_process();
   {
     const auto call = engine_->waiting();
-    wait_until(
-        Clock::now() + (timeout <= kNoTimeout ? timeout_ : timeout), [] {});
+    wait_until(deadline_in(timeout <= kNoTimeout ? timeout_ : timeout), [] {});
   }
   if (!Work::isCompleted()) {
     C10_THROW_ERROR(
@@ -316,7 +321,7 @@ void MessageWork::wait_apart() {
     try {
       engine_->run_apart(
           describe(), [self = std::move(self)](const auto& over) {
-            self->wait_until(Clock::now() + self->timeout_, over);
+            self->wait_until(deadline_in(self->timeout_), over);
           });
     } catch (const c10::Error&) { // the group is closed
       std::unique_lock<std::timed_mutex> lock(request_mutex_, std::try_to_lock);
@@ -334,7 +339,7 @@ bool MessageWork::isCompleted() {
   if (looked_at_.exchange(true)) {
     wait_apart();
   }
-  return Work::isCompleted();
+  return WorkHVD::isCompleted();
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> MessageWork::getFuture() {

@@ -33,6 +33,8 @@ class WorkHVD : public c10d::Work {
  public:
   std::vector<at::Tensor> result() override;
 
+  bool isCompleted() override;
+
   /// Completes with the list of result tensors, once they are there.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
@@ -55,8 +57,8 @@ class WorkHVD : public c10d::Work {
   /// What is under way, for errors.
   virtual std::string describe() const = 0;
 
-  /// Throws in a child that was forked off while the work was under way: to
-  /// wait there would take messages from the parent.
+  /// Throws in a child that was forked off while the work was under way: it
+  /// would wait for ever there, or take messages from the parent.
   void check_process();
 
   const std::shared_ptr<Engine> engine_;

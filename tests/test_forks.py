@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
+import torch_hvd
 from calls import LARGE, SMALL, check_group
 
 
@@ -93,13 +95,22 @@ def test_forked_child_that_waits(verb: str) -> None:
     else:
         work = dist.irecv(tensor, 1) if verb == "recv" else dist.all_reduce(tensor, async_op=True)
         assert work is not None
-        text = in_a_fork(work.wait)
-        assert f"hvd: {verb}" in text, text
-        assert "this process was forked" in text, text
+        for wait in (work.wait, work.get_future, work.is_completed):
+            text = in_a_fork(wait)
+            assert f"hvd: {verb}" in text, text
+            assert "this process was forked" in text, text
         store.set(f"{verb} forked", "")
         work.wait()
         assert torch.all(tensor == (1 if verb == "recv" else 2))
     check_group()
+
+
+@pytest.mark.ranks(2)
+def test_statistics_are_not_of_a_child() -> None:
+    """Their locks may be held by threads that it lacks."""
+    assert torch_hvd.statistics()
+    text = in_a_fork(lambda: sys.exit(str(torch_hvd.statistics())))
+    assert text == "SystemExit: []", text
 
 
 @pytest.mark.ranks(2)

@@ -89,6 +89,28 @@ def test_nearer_timeouts() -> None:
     lonely(calls, timedelta(seconds=30))
 
 
+def test_timeouts_of_centuries() -> None:
+    """They end no earlier than the clock does."""
+    ages = timedelta(days=200_000)
+    group = dist.new_group()
+    if dist.get_rank() == 0:
+        time.sleep(0.2)
+    work = dist.all_reduce(torch.ones(LARGE), group=group, async_op=True)
+    assert work is not None
+    work.wait(ages)
+    group.monitored_barrier(ages)
+    group.set_timeout(ages)
+    dist.all_reduce(torch.ones(SMALL), group=group)
+    if dist.get_rank() == 0:
+        work = dist.irecv(torch.empty(SMALL), 1, group=group)
+        assert work is not None
+        work.wait(ages)
+    if dist.get_rank() == 1:
+        time.sleep(0.2)
+        dist.send(torch.ones(SMALL), 0, group=group)
+    dist.destroy_process_group(group)
+
+
 def test_future_fails_without_a_wait() -> None:
     """Nobody waits for the Work: its future fails all the same, and everything behind it too."""
     groups = {count: dist.new_group(timeout=SHORT) for count in (SMALL, LARGE)}

@@ -269,7 +269,7 @@ void Engine::start(Track& track, Batch& batch) {
     timeout = std::min(timeout, item.collective->timeout);
   }
   batch.times.started = Clock::now();
-  batch.deadline = batch.times.started + timeout;
+  batch.deadline = deadline_in(timeout);
   for (const auto& item : batch.items) {
     make_ready(*item.collective);
   }

@@ -1,5 +1,7 @@
 #include "engine/store_connection.h"
 
+#include "common/clock.h"
+
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <netdb.h>
@@ -91,7 +93,7 @@ c10::intrusive_ptr<c10d::Store> connect_again(c10d::Store& store) {
 /// which would keep the connection open.
 struct Known {
   std::weak_ptr<c10d::Store> connection;
-  std::chrono::steady_clock::time_point failed; ///< when it was last tried
+  Clock::time_point failed; ///< when it was last tried
 };
 
 } // namespace
@@ -101,7 +103,7 @@ std::shared_ptr<c10d::Store> second_connection(
   static std::mutex mutex;
   static std::map<c10d::Store*, Known> all;
   std::lock_guard<std::mutex> lock(mutex);
-  const auto now = std::chrono::steady_clock::now();
+  const auto now = Clock::now();
   // Whoever has the second connection keeps the first: no address comes again.
   const auto found = all.find(store.get());
   if (found != all.end()) {

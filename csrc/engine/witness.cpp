@@ -1,5 +1,6 @@
 #include "engine/witness.h"
 
+#include "common/clock.h"
 #include "common/rank_names.h"
 #include "engine/store_connection.h"
 
@@ -167,7 +168,7 @@ std::vector<std::optional<Witness::Place>> Witness::ask(
     uint64_t seq,
     std::chrono::milliseconds patience,
     const Gone& gone) {
-  const auto give_up = std::chrono::steady_clock::now() + patience;
+  const auto give_up = Clock::now() + patience;
   auto pause = kFirstPause;
   while (true) {
     auto places = heard();
@@ -176,7 +177,7 @@ std::vector<std::optional<Witness::Place>> Witness::ask(
       const bool speaks = places[rank] && places[rank]->submitted > seq;
       is_known = is_known && (speaks || gone(rank));
     }
-    const auto now = std::chrono::steady_clock::now();
+    const auto now = Clock::now();
     if (is_known || !answers_ || now >= give_up) {
       return places;
     }

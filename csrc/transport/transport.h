@@ -2,12 +2,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "common/clock.h"
 #include "common/hosts.h"
 #include "transport/scratch.h"
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -15,9 +15,6 @@
 #include <vector>
 
 namespace hvd {
-
-using Clock = std::chrono::steady_clock;
-using Deadline = Clock::time_point;
 
 /// The library under a transport failed, or a peer did.
 class TransportError : public std::runtime_error {

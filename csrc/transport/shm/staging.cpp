@@ -1,5 +1,7 @@
 #include "transport/shm/staging.h"
 
+#include "common/clock.h"
+
 #include <algorithm>
 #include <bit>
 #include <chrono>
@@ -92,7 +94,6 @@ void StoresChoice::learn(Stores used, double cost) {
 }
 
 void StagingCopy::operator()(std::byte* to, const void* from, int64_t bytes) {
-  using Clock = std::chrono::steady_clock;
   if (bytes < kLeast) {
     copy_by(Stores::Ordinary, to, from, bytes);
     return;
