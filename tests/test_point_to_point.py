@@ -76,6 +76,36 @@ def test_messages_keep_their_order() -> None:
         work.wait()
 
 
+# MPI keeps all that is short itself.
+@pytest.mark.ranks(2, transports=["tcp", "shm", "gloo"], hosts=[4], rails=[3])
+@pytest.mark.parametrize("count", [16384, 100])
+def test_sender_does_not_run_away(count: int) -> None:
+    """From a receiver that waits for something else, and would have to keep all that comes."""
+    store, key = dist.distributed_c10d._get_default_store(), f"percent of {count} sent"
+    in_a_percent = (24 << 20) // (4 * count + 512) // 100
+    messages = [float(number) for number in range(100 * in_a_percent)]
+    if dist.get_rank() == 0:
+        last = dist.irecv(torch.empty(1), 1, tag=2)
+        assert last is not None
+        before, now = -1, 0
+        while before != now:
+            time.sleep(0.5)
+            before, now = now, store.add(key, 0)
+        assert now < 50
+        received = torch.empty(count)
+        for number in messages:
+            dist.recv(received, 1, tag=1)
+            assert received[0] == received[-1] == number
+        last.wait()
+    elif dist.get_rank() == 1:
+        for number in messages:
+            dist.send(torch.full((count,), number), 0, tag=1)
+            if (number + 1) % in_a_percent == 0:
+                store.add(key, 1)
+        dist.send(torch.zeros(1), 0, tag=2)
+    dist.barrier()
+
+
 def test_recv_from_any_source() -> None:
     """Rank 0 takes one message of each rank in whatever order and is told whose it is."""
     rank, size, _, _ = ring()

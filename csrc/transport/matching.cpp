@@ -8,6 +8,10 @@ namespace hvd {
 
 namespace {
 
+// What a receiver keeps of a peer at most, and what it keeps a message by.
+constexpr int64_t kLead = 4 << 20;
+constexpr int64_t kLabel = 512;
+
 /// An exchange sends no empty messages.
 std::vector<Transfer> not_empty(const std::vector<Transfer>& all) {
   std::vector<Transfer> some;
@@ -19,6 +23,14 @@ std::vector<Transfer> not_empty(const std::vector<Transfer>& all) {
 }
 
 } // namespace
+
+bool Lead::is_too_long(int64_t bytes) {
+  bytes_ += bytes + kLabel;
+  // An empty message cannot wait in an arena.
+  const bool is = bytes_ > kLead && bytes > 0;
+  bytes_ = is ? 0 : bytes_;
+  return is;
+}
 
 void MatchedReceive::assign(int source, int64_t bytes) {
   this->source = source;

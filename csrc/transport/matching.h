@@ -57,6 +57,18 @@ struct MatchedReceive {
   std::shared_ptr<MatchedReceive> heir_;
 };
 
+/// Short messages of the user's to a peer leave at once, and it keeps them for
+/// their receives. So now and then the send of one ends only when that has been
+/// received, or who only sends would fill the memory of who receives late.
+class Lead {
+ public:
+  /// Whether the next message is such a one.
+  bool is_too_long(int64_t bytes);
+
+ private:
+  int64_t bytes_ = 0; ///< of messages since the last one
+};
+
 /// What a verb has posted. `Send` says whether it is `done`, and by
 /// `needs(peer)` whether that takes something of the peer.
 template <typename Receive, typename Send>

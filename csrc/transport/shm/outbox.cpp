@@ -17,8 +17,8 @@ constexpr int64_t kAside = 256 * 1024;
 constexpr int64_t kForSegments = Segment::kArenaBytes / 4 * 3;
 
 // Up to here, the longest frame and a bit, it also frees its sender from
-// waiting until it is read. Whoever sends more waits, and so finds out if the
-// others have called something else.
+// waiting until it is read, but for what Lead says. Whoever sends more waits,
+// and so finds out if the others have called something else.
 constexpr int64_t kUnawaited = 72 * 1024;
 
 // What has to be copied aside is so in parts, so that copying out of the arena
@@ -45,13 +45,15 @@ Outbox::Outbox(
                   std::max<int64_t>(std::ssize(segments) - 1, 1),
               kUnawaited,
               kAside)),
-      queues_(segments.size()) {}
+      queues_(segments.size()),
+      leads_(segments.size()) {}
 
 Letter::Form Outbox::form_for(
     const Key& key,
     int64_t bytes,
-    const std::vector<int>& to) const {
-  if (bytes <= Letter::kInline) {
+    const std::vector<int>& to,
+    bool is_awaited) const {
+  if (bytes <= Letter::kInline && !is_awaited) {
     return Letter::Form::Inline;
   }
   const bool readable =
@@ -67,12 +69,15 @@ std::vector<SendPtr> Outbox::send(
     const at::Tensor& buffer,
     const std::vector<int>& to) {
   const auto total = static_cast<int64_t>(buffer.nbytes());
-  const auto form = form_for(key, total, to);
+  const bool is_awaited = total > kUnawaited ||
+      (key.kind == Key::Kind::User && leads_[to.front()].is_too_long(total));
+  const auto form = form_for(key, total, to, is_awaited);
   const bool all_idle = std::ranges::all_of(
       to, [&](int peer) { return queues_[peer].sends.empty(); });
   std::vector<SendPtr> parts;
   if (form != Letter::Form::Staged || (total <= kPart && all_idle)) {
     parts.push_back(queue(key, form, buffer, to));
+    parts.back()->is_awaited = is_awaited;
     return parts;
   }
   // What the arena holds must be on its way to all who read it, or it could
@@ -86,6 +91,7 @@ std::vector<SendPtr> Outbox::send(
           queue(key, form, as_bytes(buffer).narrow(0, begin, bytes), {peer}));
       parts.back()->message = message;
       parts.back()->total = total;
+      parts.back()->is_awaited = is_awaited;
     }
   }
   return parts;
@@ -224,7 +230,7 @@ bool Outbox::stage(Send& send) {
       send.bytes);
   send.buffer = at::Tensor();
   send.readers = send.unread;
-  send.done = send.total <= kUnawaited;
+  send.done = !send.is_awaited;
   return true;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "transport/matching.h"
 #include "transport/shm/arena.h"
 #include "transport/shm/segment.h"
 #include "transport/shm/staging.h"
@@ -21,6 +22,7 @@ struct Send {
   at::Tensor buffer; ///< the caller's; undefined once it is not needed
   std::vector<int> unread; ///< peers that have not received it
   std::vector<int> readers; ///< of them those that read it in the arena
+  bool is_awaited = false; ///< until it has been read
   bool done = false; ///< nobody need wait for it any more
   Letter::Form form = Letter::Form::Inline;
   uint32_t id = 0;
@@ -98,7 +100,8 @@ class Outbox {
   Letter::Form form_for(
       const Key& key,
       int64_t bytes,
-      const std::vector<int>& to) const;
+      const std::vector<int>& to,
+      bool is_awaited) const;
   bool write(int peer, const Acknowledgement& acknowledgement);
   bool write(int peer, Send& send);
   bool stage(Send& send);
@@ -108,6 +111,7 @@ class Outbox {
   const std::vector<bool> reads_memory_;
   const int64_t aside_; ///< bytes of the longest message that is copied aside
   std::vector<Queue> queues_; ///< by peer
+  std::vector<Lead> leads_; ///< by peer
   Arena arena_{Segment::kArenaBytes};
   StagingCopy copy_;
   std::map<uint32_t, SendPtr> unread_; ///< by id; not the inline ones

@@ -63,7 +63,7 @@ ReceivePtr Mailbox::offer(int source, const Header& header) {
 }
 
 ReceivePtr Mailbox::begin(int source, const Header& header) {
-  const bool was_asked_for = is_long(header.key, header.bytes);
+  const bool was_asked_for = header.number != 0;
   auto receive = was_asked_for ? take_asked(source, header)
                                : take_posted(source, header.key);
   if (!receive) {
@@ -80,7 +80,7 @@ ReceivePtr Mailbox::begin(int source, const Header& header) {
 }
 
 void Mailbox::ask(int source, const ReceivePtr& receive) {
-  receive->number = asks_++;
+  receive->number = ++asks_;
   asked_[source].push_back(receive);
 }
 

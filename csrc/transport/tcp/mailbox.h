@@ -17,15 +17,15 @@ class Mailbox {
   explicit Mailbox(int size);
 
   /// Returns the rank to ask for the message, by the number that the receive
-  /// has now, if it is long and somebody has it.
+  /// has now, if it has to be asked for and somebody has it.
   std::optional<int> post(const ReceivePtr& receive);
 
-  /// A rank has a long message of the user's; returns what to ask for it for,
-  /// null if nothing yet.
+  /// A rank has a message of the user's; returns what to ask for it for, null
+  /// if nothing yet.
   ReceivePtr offer(int source, const Header& header);
 
-  /// Bytes begin to come; returns what they are for, null for a long message
-  /// that was not asked for.
+  /// Bytes begin to come; returns what they are for, null if they pretend to
+  /// have been asked for.
   ReceivePtr begin(int source, const Header& header);
 
   /// Whether there are receives of long messages or of the user's.
@@ -51,7 +51,7 @@ class Mailbox {
 
   std::vector<Posted> posted_; ///< by peer
   Posted posted_for_any_;
-  std::vector<Posted> asked_; ///< by peer: for long messages
+  std::vector<Posted> asked_; ///< by peer
   std::vector<std::deque<Unclaimed>> unclaimed_; ///< by peer
   uint64_t posts_ = 0;
   uint32_t asks_ = 0;

@@ -12,15 +12,15 @@ namespace hvd::tcp {
 struct Header {
   enum class Kind : uint32_t {
     Bytes, ///< which follow
-    Offer, ///< of a long message of the user's, which follows when asked for
-    Request, ///< asks for a long message
+    Offer, ///< of a message of the user's, which follows when asked for
+    Request, ///< asks for a message
     GaveUp, ///< nothing else comes; `bytes` is a rank that was lost, or -1
     TimedOut, ///< the same, and why
   };
 
   Kind kind = Kind::Bytes;
   /// Of a Request, and of the bytes that answer it: by another rail they may
-  /// come before those that were asked for first.
+  /// come before those that were asked for first. 0: nobody has asked.
   uint32_t number = 0;
   Key key;
   int64_t bytes = 0;
@@ -28,8 +28,8 @@ struct Header {
 static_assert(std::is_trivially_copyable_v<Header> && sizeof(Header) == 40);
 
 /// Longer messages leave when the receiver has asked for them, which it does
-/// once it has a place for them; shorter ones at once, and are kept for their
-/// receive if they must be. Frames always have one.
+/// once it has a place for them; shorter ones at once, but for what Lead says,
+/// and are kept for their receive if they must be. Frames always have one.
 constexpr int64_t kLong = 128 * 1024;
 
 inline bool is_long(const Key& key, int64_t bytes) {

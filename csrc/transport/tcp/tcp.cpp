@@ -55,18 +55,28 @@ TcpTransport::TcpTransport(
     double ranks_per_core,
     std::chrono::milliseconds patience)
     : MatchingTransport(rank, static_cast<int>(sockets.size())),
+      peers_(take_over(sockets)),
       epoll_(make_epoll()),
       spin_(ranks_per_core <= 1 ? kSpin : kSpin.zero()),
       patience_(patience),
-      peers_(sockets.size()),
       mailbox_(size()) {
-  for (const int peer : others()) {
-    for (const int socket : sockets[peer]) {
-      auto rail = std::make_unique<Rail>(peer, socket);
-      watch(epoll_, EPOLL_CTL_ADD, socket, rail.get(), 0);
-      peers_[peer].rails.push_back(std::move(rail));
+  for (const auto& peer : peers_) {
+    for (const auto& rail : peer.rails) {
+      watch(epoll_, EPOLL_CTL_ADD, rail->connection.socket(), rail.get(), 0);
     }
   }
+}
+
+std::vector<TcpTransport::Peer> TcpTransport::take_over(
+    const std::vector<std::vector<int>>& sockets) {
+  std::vector<Peer> peers(sockets.size());
+  for (size_t peer = 0; peer < sockets.size(); ++peer) {
+    for (const int socket : sockets[peer]) {
+      peers[peer].rails.push_back(
+          std::make_unique<Rail>(static_cast<int>(peer), socket));
+    }
+  }
+  return peers;
 }
 
 TcpTransport::~TcpTransport() {
@@ -134,7 +144,9 @@ void TcpTransport::post(const ReceivePtr& receive) {
 void TcpTransport::dispatch(const SendPtr& send) {
   auto& peer = peers_[send->peer];
   const auto& key = send->header.key;
-  if (!tcp::is_long(key, send->header.bytes)) {
+  const bool is_users = key.kind == Key::Kind::User;
+  if (!tcp::is_long(key, send->header.bytes) &&
+      !(is_users && peer.lead.is_too_long(send->header.bytes))) {
     queue(*peer.rails.front(), send);
     return;
   }
@@ -145,14 +157,14 @@ void TcpTransport::dispatch(const SendPtr& send) {
     return;
   }
   peer.held.push_back(send);
-  if (key.kind == Key::Kind::User) {
+  if (is_users) {
     Header offer = send->header;
     offer.kind = Header::Kind::Offer;
     say(send->peer, offer);
   }
 }
 
-/// A long message leaves.
+/// A message that was asked for leaves.
 void TcpTransport::answer(const SendPtr& send, const Header& request) {
   send->header.number = request.number;
   queue(emptiest_rail(peers_[send->peer]), send);

@@ -62,11 +62,12 @@ class TcpTransport final : public MatchingTransport {
   /// What is known of another rank; of this one, nothing.
   struct Peer {
     std::vector<RailPtr> rails;
-    std::list<tcp::SendPtr> held; ///< long ones, not asked for yet
+    std::list<tcp::SendPtr> held; ///< not asked for yet
     std::list<tcp::Header> asked; ///< for, before they are sent
     bool is_gone = false; ///< and all that it sent has been read
     bool is_missed = false; ///< by one that has given up
     Farewell farewell = Farewell::None;
+    Lead lead;
   };
 
   RequestPtr start(
@@ -74,6 +75,9 @@ class TcpTransport final : public MatchingTransport {
       const std::vector<Transfer>& receives,
       KeyOf key_of) override;
   void wait(TcpRequest& request, Deadline deadline);
+
+  static std::vector<Peer> take_over(
+      const std::vector<std::vector<int>>& sockets);
 
   // All of these are called with `mutex_` held.
   void post(const tcp::ReceivePtr& receive);
@@ -108,12 +112,12 @@ class TcpTransport final : public MatchingTransport {
   }
   bool has_left(int peer) const override;
 
+  std::vector<Peer> peers_; ///< by rank; first, for it owns the sockets
   const Descriptor epoll_;
   const std::chrono::microseconds spin_;
   const std::chrono::milliseconds patience_;
 
-  mutable std::mutex mutex_; ///< guards all below
-  std::vector<Peer> peers_; ///< by rank
+  mutable std::mutex mutex_; ///< guards peers_, and all below
   tcp::Mailbox mailbox_;
   tcp::Connection::Buffer buffer_;
   size_t answered_ = 0;
