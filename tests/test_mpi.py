@@ -277,6 +277,40 @@ def test_a_rank_that_raises_does_not_wait_for_the_others() -> None:
     assert second.returncode == 0 and second.stdout == "told\n", second.stderr
 
 
+ON_THREE_HOSTS = """
+    import torch_hvd
+    os.environ["HVD_HOST_ID"] = str(rank)
+    group = dist.new_group(pg_options=torch_hvd.Options(transport="mpi"))
+    dist.all_reduce(torch.ones(4), group=group)
+"""
+
+
+@needs_mpich
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ("pass", ""),
+        ("dist.all_reduce(torch.ones(4), group=group)", "rank 0 left or died"),
+        ("dist.send(torch.ones(4), 0, group=group)", "rank 0: it has left or died"),
+        ("dist.recv(torch.ones(4), 0, group=group)", "rank 0: it has left or died"),
+    ],
+)
+def test_a_rank_that_left_and_has_ended(what: str, error: str) -> None:
+    """MPICH over TCP crashes in a rank that sends to one that has ended."""
+    script = f"""
+    dist.barrier()
+    if rank != 0:
+        time.sleep(2)
+        try:
+            {what}
+        except dist.DistBackendError as error:
+            print(error)
+    """
+    for ended in launch(ON_THREE_HOSTS + script, size=3, env={"UCX_TLS": "tcp,self"})[1:]:
+        assert ended.returncode == 0, ended.stderr
+        assert error in ended.stdout, ended.stdout
+
+
 LAUNCHERS = [
     pytest.param("openmpi", marks=needs_open_mpi),
     pytest.param("mpich", marks=needs_mpich),

@@ -47,7 +47,8 @@ def host_id(environ: Mapping[str, str]) -> str:
     """What processes that can share memory have in common: `HVD_HOST_ID`, or else where they run.
 
     That is the kernel's boot, and the namespaces by which containers keep processes, their sockets
-    and their memory apart. Where /proc does not tell the boot, this process is on a host of its own.
+    and their memory apart. Where /proc does not tell the boot, this process is
+    on a host of its own.
     """
     if given := environ.get("HVD_HOST_ID"):
         return given

@@ -426,7 +426,11 @@ void Engine::conclude(Lock& lock, Aftermath& aftermath) {
     // They may wait for operations that only another thread can drive then.
     for (auto* track : tracks_) {
       track->free_threads -= background_of_ == track;
-      ensure_background_thread(*track);
+      try {
+        ensure_background_thread(*track);
+      } catch (const std::exception&) {
+        // As a rule they wait for nothing.
+      }
     }
   }
   lock.unlock();

@@ -1,5 +1,6 @@
 #include "transport/mpi/membership.h"
 
+#include <algorithm>
 #include <future>
 #include <numeric>
 #include <thread>
@@ -11,6 +12,9 @@ namespace {
 
 constexpr std::chrono::milliseconds kLook{20};
 
+// MPI takes in a message or two when it is asked for one.
+constexpr int kManyLooks = 100;
+
 } // namespace
 
 Membership::Membership(
@@ -18,7 +22,8 @@ Membership::Membership(
     const std::vector<int>& ranks,
     int rank,
     int tag)
-    : own_(world.create(ranks, tag)),
+    : ranks_(ranks),
+      own_(world.create(ranks, tag)),
       users_(world.create(ranks, tag + 1)),
       others_(ranks.size()),
       words_(own_->messages()) {
@@ -47,7 +52,14 @@ std::unique_ptr<Membership> Membership::make(
 void Membership::leave() {
   const auto others = std::exchange(others_, {});
   for (const int peer : others) {
-    words_->send(nullptr, 0, peer, kLeaveTag);
+    int looks = kManyLooks;
+    while (!has_left(peer) && --looks > 0) {
+    }
+    if (looks > 0) {
+      owed_.push_back(peer);
+    } else {
+      words_->send(nullptr, 0, peer, kLeaveTag);
+    }
   }
   for (const int peer : others) {
     words_->receive(nullptr, 0, peer, kLeaveTag);
@@ -58,8 +70,18 @@ bool Membership::has_left(int peer) const {
   return own_->probe(kLeaveTag, peer) >= 0;
 }
 
+void Membership::tell(const std::vector<int>& present) {
+  std::erase_if(owed_, [&](int peer) {
+    const bool is_there = std::ranges::count(present, ranks_[peer]) > 0;
+    if (is_there) {
+      words_->send(nullptr, 0, peer, kLeaveTag);
+    }
+    return is_there;
+  });
+}
+
 bool Membership::dissolve() {
-  if (!words_->test()) {
+  if (!owed_.empty() || !words_->test()) {
     return false;
   }
   own_->free();

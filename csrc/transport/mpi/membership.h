@@ -16,8 +16,8 @@ namespace hvd::mpi {
 /// which would receive what the first one did not, so this has to last until
 /// all others have left, too: see World::retire().
 ///
-/// Threads: every member may be called from any thread, but of leave() and
-/// dissolve() one at a time.
+/// Threads: every member may be called from any thread, but of leave(), tell()
+/// and dissolve() one at a time.
 class Membership {
  public:
   /// Of these ranks of `world`, which all make it with that tag, and no other
@@ -50,8 +50,14 @@ class Membership {
   static constexpr int kLeaveTag = 0;
 
   /// Tells the others; what this rank has sent before arrives before that, but
-  /// for parts of it that have taken another way. Idempotent.
+  /// for parts of it that have taken another way. Not those who have left: the
+  /// process may have ended, and to send to such a one crashes MPICH 5 over
+  /// TCP. Idempotent.
   void leave();
+
+  /// Tells those whom leave() has not, of these ranks of `world`, which are
+  /// there.
+  void tell(const std::vector<int>& present);
 
   /// Whether that peer has told this rank, which has not left.
   bool has_left(int peer) const;
@@ -61,9 +67,11 @@ class Membership {
   bool dissolve();
 
  private:
+  const std::vector<int> ranks_; ///< of `world`, by their places here
   const std::unique_ptr<Communicator> own_;
   const std::unique_ptr<Communicator> users_;
   std::vector<int> others_; ///< until leave()
+  std::vector<int> owed_; ///< since then, who has yet to be told
   const MessagesPtr words_; ///< to them and from them, since then
 };
 

@@ -155,6 +155,7 @@ std::unique_ptr<mpi::Membership> MpiTransport::join(
       throw TransportTimeout("Timed out waiting for the others");
     }
   };
+  World::instance().meet(numbers);
   return mpi::Membership::make(
       World::instance().communicator(), numbers, rank(), tag, check);
 }
@@ -177,6 +178,7 @@ RequestPtr MpiTransport::start(
   check_open();
   if (!sends.empty()) {
     check_meanwhile(unseen);
+    check_receivers(sends);
   }
   auto pending = std::make_shared<Pending>(own_.messages());
   auto request = std::make_unique<MpiRequest>(*this, pending);
@@ -231,6 +233,7 @@ RequestPtr MpiTransport::start_users(Post post) {
 
 RequestPtr MpiTransport::send(const at::Tensor& buffer, int peer, int tag) {
   return start_users([&](Pending& pending) {
+    check_receivers({{peer, buffer}});
     sent_bytes_ += buffer.nbytes();
     pending.send(buffer, peer, tag, Messages::kMostBytes);
   });
@@ -310,6 +313,21 @@ void MpiTransport::check_meanwhile(Clock::duration unseen) {
   for (int looks = away < kAway ? 1 : kManyLooks; looks > 0; --looks) {
     check_notices();
   }
+}
+
+/// Now and then: who has just left has not ended yet.
+void MpiTransport::check_receivers(const std::vector<Transfer>& sends) {
+  const auto now = Clock::now().time_since_epoch();
+  if (now - last_check_.load() < kLook) {
+    return;
+  }
+  for (const auto& [peer, buffer] : sends) {
+    if (is_gone(peer)) {
+      throw TransportError(
+          "mpi send to rank " + std::to_string(peer) + ": it has left or died");
+    }
+  }
+  last_check_ = now;
 }
 
 void MpiTransport::check_notices() const {
@@ -412,7 +430,10 @@ void MpiTransport::abort() noexcept {
     auto notices = std::make_shared<Pending>(own_.messages());
     const auto notice = at::zeros({1}, at::kByte);
     for (const int peer : others()) {
-      notices->send(notice, peer, kAbortTag, Messages::kMostBytes);
+      // Whoever knows may have ended: see Membership::leave().
+      if (!is_gone(peer) && own_.probe(kAbortTag, peer) < 0) {
+        notices->send(notice, peer, kAbortTag, Messages::kMostBytes);
+      }
     }
     cancel(notices);
   } catch (const std::exception&) {

@@ -122,6 +122,9 @@ class MpiTransport final : public Transport {
   /// had sent before would be taken for success. Does nothing if that has been
   /// for less than `unseen`. Throws TransportError.
   void check_meanwhile(Clock::duration unseen);
+  /// Throws if one of them may have ended: to send to such a one crashes MPICH
+  /// 5 over TCP.
+  void check_receivers(const std::vector<Transfer>& sends);
   /// Throws TransportError once another rank has said that it gives up.
   void check_notices() const;
   /// Of a request that is gone: for what was not waited for.
@@ -142,6 +145,7 @@ class MpiTransport final : public Transport {
   const std::chrono::microseconds spin_;
   std::atomic<bool> aborted_{false};
   std::atomic<Clock::duration> last_start_{Clock::duration::zero()};
+  std::atomic<Clock::duration> last_check_{Clock::duration::zero()};
 
   std::mutex mutex_; ///< guards `dropped_`, and leaving
   std::list<std::shared_ptr<Pending>> dropped_; ///< the user's, under way

@@ -118,6 +118,13 @@ void World::retire(std::unique_ptr<Membership> membership) {
   });
 }
 
+void World::meet(const std::vector<int>& ranks) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& retired : retired_) {
+    retired->tell(ranks);
+  }
+}
+
 void World::finalise() {
   if (depth_ != fork_depth()) {
     return; // a process forked off has this handler, too
