@@ -306,9 +306,10 @@ def test_a_rank_that_left_and_has_ended(what: str, error: str) -> None:
         except dist.DistBackendError as error:
             print(error)
     """
-    for ended in launch(ON_THREE_HOSTS + script, size=3, env={"UCX_TLS": "tcp,self"})[1:]:
-        assert ended.returncode == 0, ended.stderr
-        assert error in ended.stdout, ended.stdout
+    ended = launch(ON_THREE_HOSTS + script, size=3, env={"UCX_TLS": "tcp,self"})
+    assert [one.returncode for one in ended] == [0, 0, 0], ended
+    # One of them may hear that the other has given up because of it.
+    assert error in "".join(one.stdout for one in ended), ended
 
 
 LAUNCHERS = [

@@ -50,10 +50,9 @@ class Membership {
   static constexpr int kLeaveTag = 0;
 
   /// Tells the others; what this rank has sent before arrives before that, but
-  /// for parts of it that have taken another way. Not those who have left: the
-  /// process may have ended, and to send to such a one crashes MPICH 5 over
-  /// TCP. Idempotent.
-  void leave();
+  /// for parts of it that have taken another way. Not those that may have
+  /// ended: to send to such a one crashes MPICH 5 over TCP. Idempotent.
+  void leave(const std::function<bool(int)>& may_have_ended);
 
   /// Tells those whom leave() has not, of these ranks of `world`, which are
   /// there.

@@ -262,6 +262,10 @@ bool MpiTransport::has_left(int peer) const {
   }
 }
 
+bool MpiTransport::may_have_ended(int peer) const {
+  return is_gone(peer) || own_.probe(kAbortTag, peer) >= 0;
+}
+
 void MpiTransport::check_not_aborted() const {
   if (aborted_) {
     throw TransportError("mpi: this rank or another has given up");
@@ -403,7 +407,12 @@ void MpiTransport::tell_of_leaving() noexcept {
   try {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!aborted_ && World::instance().is_usable()) {
-      membership_->leave();
+      membership_->leave([this](int peer) {
+        int looks = kManyLooks; // as in check_meanwhile()
+        while (--looks > 0 && !may_have_ended(peer)) {
+        }
+        return looks > 0;
+      });
     }
   } catch (const TransportError&) {
     // They find out by themselves, later.
@@ -430,8 +439,7 @@ void MpiTransport::abort() noexcept {
     auto notices = std::make_shared<Pending>(own_.messages());
     const auto notice = at::zeros({1}, at::kByte);
     for (const int peer : others()) {
-      // Whoever knows may have ended: see Membership::leave().
-      if (!is_gone(peer) && own_.probe(kAbortTag, peer) < 0) {
+      if (!may_have_ended(peer)) {
         notices->send(notice, peer, kAbortTag, Messages::kMostBytes);
       }
     }

@@ -116,6 +116,8 @@ class MpiTransport final : public Transport {
   void look_around(Pending& pending) const;
   /// Whether the peer has let this rank know that it leaves.
   bool has_left(int peer) const;
+  /// Whether it has ended, or has said that it leaves or gives up.
+  bool may_have_ended(int peer) const;
   /// Lets the others know that this one does.
   void tell_of_leaving() noexcept;
   /// Whether another rank has given up while this one was elsewhere: what it
