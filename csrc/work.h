@@ -33,6 +33,7 @@ class WorkHVD : public c10d::Work {
  public:
   std::vector<at::Tensor> result() override;
 
+  /// In a forked child: see check_process().
   bool isCompleted() override;
 
   /// Completes with the list of result tensors, once they are there.

@@ -429,7 +429,7 @@ void Engine::conclude(Lock& lock, Aftermath& aftermath) {
       try {
         ensure_background_thread(*track);
       } catch (const std::exception&) {
-        // As a rule they wait for nothing.
+        // The system refuses one; as a rule they wait for nothing.
       }
     }
   }

@@ -80,7 +80,8 @@ ReceivePtr Mailbox::begin(int source, const Header& header) {
 }
 
 void Mailbox::ask(int source, const ReceivePtr& receive) {
-  receive->number = ++asks_;
+  asks_ = std::max(asks_ + 1, 1U); // 0, to which it comes back, has a meaning
+  receive->number = asks_;
   asked_[source].push_back(receive);
 }
 
