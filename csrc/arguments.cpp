@@ -8,7 +8,10 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <iterator>
 #include <numeric>
+#include <utility>
 
 namespace hvd {
 
@@ -61,6 +64,36 @@ at::Tensor target(Collective& collective, const at::Tensor& tensor) {
   auto stand_in = stand_in_for(tensor);
   collective.copy_back.emplace_back(detached(tensor), stand_in);
   return stand_in;
+}
+
+/// Has no output share memory with an input, which may yet have to be read
+/// when it is written; but for a rank's own piece in its place.
+void keep_apart(Collective& collective, int rank) {
+  const auto span = [](const at::Tensor& tensor) {
+    const auto* begin = static_cast<const std::byte*>(tensor.const_data_ptr());
+    return std::pair(begin, begin + tensor.nbytes());
+  };
+  std::vector<std::pair<const std::byte*, const std::byte*>> inputs;
+  std::ranges::transform(collective.inputs, std::back_inserter(inputs), span);
+  const auto is_own = [rank](const auto& list, size_t place) {
+    return list.size() == 1 || place == static_cast<size_t>(rank);
+  };
+  for (size_t to = 0; to < collective.outputs.size(); ++to) {
+    auto& output = collective.outputs[to];
+    const auto [begin, end] = span(output);
+    bool meets = false;
+    for (size_t from = 0; from < inputs.size(); ++from) {
+      const bool in_place = is_own(collective.outputs, to) &&
+          is_own(inputs, from) && inputs[from].first == begin;
+      meets |=
+          !in_place && inputs[from].first < end && begin < inputs[from].second;
+    }
+    if (meets) {
+      auto stand_in = stand_in_for(output);
+      collective.copy_back.emplace_back(output, stand_in);
+      output = std::move(stand_in);
+    }
+  }
 }
 
 /// Reads and writes.
@@ -290,6 +323,7 @@ Collective Arguments::allgather(
       input.numel());
   collective.signature.counts_hash = hash_counts(outputs);
   collective.inputs = {source(collective, input)};
+  keep_apart(collective, rank_);
   return collective;
 }
 
@@ -303,6 +337,7 @@ Collective Arguments::allgather_into(
   collective.outputs = pieces(target(collective, output), size_);
   collective.signature.counts_hash = hash_counts(collective.outputs);
   collective.inputs = {source(collective, input)};
+  keep_apart(collective, rank_);
   return collective;
 }
 
@@ -325,6 +360,7 @@ Collective Arguments::gather(
     collective.outputs.push_back(target(collective, output));
   }
   collective.inputs = {source(collective, input)};
+  keep_apart(collective, rank_);
   return collective;
 }
 
@@ -347,6 +383,7 @@ Collective Arguments::scatter(
     collective.inputs.push_back(source(collective, input));
   }
   collective.outputs = {target(collective, output)};
+  keep_apart(collective, rank_);
   return collective;
 }
 
@@ -368,6 +405,7 @@ Collective Arguments::reduce_scatter(
   signature.op = op;
   signature.counts_hash = hash_counts(inputs);
   collective.outputs = {target(collective, output)};
+  keep_apart(collective, rank_);
   return collective;
 }
 
@@ -402,6 +440,7 @@ Collective Arguments::alltoall(
       "this rank's output from itself",
       outputs[rank_],
       inputs[rank_].numel());
+  keep_apart(collective, rank_);
   return collective;
 }
 
@@ -422,6 +461,7 @@ Collective Arguments::alltoall_single(
       "this rank's output from itself",
       collective.outputs[rank_],
       collective.inputs[rank_].numel());
+  keep_apart(collective, rank_);
   return collective;
 }
 

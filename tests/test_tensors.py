@@ -43,6 +43,32 @@ def test_into_an_expanded_tensor(verb: str) -> None:
     check_group()
 
 
+@pytest.mark.parametrize("count", [8, 20_000, 3_000_000])
+def test_output_in_the_input(count: int) -> None:
+    """Results are as if the input were apart, wherever in it the output lies."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def whole(of: int) -> Tensor:
+        return torch.arange(size * count, dtype=torch.float32).add_(1000 * of)
+
+    for place in range(size):
+        tensor = whole(rank)
+        expected = sum(whole(other) for other in range(size)).chunk(size)[rank]
+        output = tensor.chunk(size)[place]
+        dist.reduce_scatter_tensor(output, tensor)
+        assert torch.equal(output, expected), f"reduce_scatter into piece {place}"
+
+        gathered = whole(rank)
+        pieces = [whole(other).chunk(size)[(place + other) % size] for other in range(size)]
+        dist.all_gather_into_tensor(gathered, gathered.chunk(size)[(place + rank) % size])
+        assert torch.equal(gathered, torch.cat(pieces)), f"all_gather from piece {place + rank}"
+
+    exchanged = whole(rank)
+    dist.all_to_all_single(exchanged, exchanged)
+    pieces = [whole(other).chunk(size)[rank] for other in range(size)]
+    assert torch.equal(exchanged, torch.cat(pieces)), "all_to_all"
+
+
 def test_from_an_expanded_tensor() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     gathered = [torch.empty(3, 4) for _ in range(size)]

@@ -98,8 +98,8 @@ struct Collective {
   /// yet to write what is copied.
   std::vector<CopyIn> copy_in;
 
-  /// Tensors of the caller that are not contiguous, each with the contiguous
-  /// output that stands for it.
+  /// Tensors of the caller that are not contiguous, or share memory with an
+  /// input, each with the contiguous output that stands for it.
   std::vector<std::pair<at::Tensor, at::Tensor>> copy_back;
 
   /// Where the caller's tensors are on a device and the host moves them: the
