@@ -263,7 +263,8 @@ bool MpiTransport::has_left(int peer) const {
 }
 
 bool MpiTransport::may_have_ended(int peer) const {
-  return is_gone(peer) || own_.probe(kAbortTag, peer) >= 0;
+  return peers_.is_gone(peer) || own_.probe(kAbortTag, peer) >= 0 ||
+      (has_left(peer) && !World::instance().ends_together());
 }
 
 void MpiTransport::check_not_aborted() const {
@@ -408,10 +409,12 @@ void MpiTransport::tell_of_leaving() noexcept {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!aborted_ && World::instance().is_usable()) {
       membership_->leave([this](int peer) {
-        int looks = kManyLooks; // as in check_meanwhile()
-        while (--looks > 0 && !may_have_ended(peer)) {
+        for (int looks = kManyLooks; looks > 0; --looks) {
+          if (may_have_ended(peer)) { // as in check_meanwhile()
+            return true;
+          }
         }
-        return looks > 0;
+        return false;
       });
     }
   } catch (const TransportError&) {

@@ -116,7 +116,8 @@ class MpiTransport final : public Transport {
   void look_around(Pending& pending) const;
   /// Whether the peer has let this rank know that it leaves.
   bool has_left(int peer) const;
-  /// Whether it has ended, or has said that it leaves or gives up.
+  /// Whether it has ended, or has said that it gives up, or leaves where who
+  /// leaves may end.
   bool may_have_ended(int peer) const;
   /// Lets the others know that this one does.
   void tell_of_leaving() noexcept;

@@ -118,6 +118,11 @@ void World::retire(std::unique_ptr<Membership> membership) {
   });
 }
 
+bool World::ends_together() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return responder_ == nullptr;
+}
+
 void World::meet(const std::vector<int>& ranks) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& retired : retired_) {

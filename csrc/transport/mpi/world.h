@@ -66,6 +66,10 @@ class World {
   /// a later one is handed over here.
   void retire(std::unique_ptr<Membership> membership);
 
+  /// Whether processes wait for each other at MPI's end, so that who has left a
+  /// group is still there; not so without a launcher.
+  bool ends_together();
+
   /// These ranks are about to make a group, so they live: has those of groups
   /// that this rank has left hear of it if they have yet to.
   void meet(const std::vector<int>& ranks);
