@@ -409,8 +409,9 @@ void MpiTransport::tell_of_leaving() noexcept {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!aborted_ && World::instance().is_usable()) {
       membership_->leave([this](int peer) {
+        // Its word may be behind others, as in check_meanwhile().
         for (int looks = kManyLooks; looks > 0; --looks) {
-          if (may_have_ended(peer)) { // as in check_meanwhile()
+          if (may_have_ended(peer)) {
             return true;
           }
         }
