@@ -20,6 +20,13 @@ double ranks_per_core(int size) {
   return size / static_cast<double>(std::thread::hardware_concurrency());
 }
 
+/// To as little as the kernel allows.
+void shorten(int socket) {
+  const int least = 0;
+  REQUIRE(
+      setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &least, sizeof(least)) == 0);
+}
+
 } // namespace
 
 std::vector<int> segment_files(int size) {
@@ -52,7 +59,7 @@ Group share_memory(int size, bool attach) {
   return group;
 }
 
-Group connect(int size, int rails) {
+Group connect(int size, int rails, bool cramped) {
   using Rails = std::vector<int>;
   std::vector<std::vector<Rails>> sockets(size, std::vector<Rails>(size));
   for (int rank = 0; rank < size; ++rank) {
@@ -61,6 +68,9 @@ Group connect(int size, int rails) {
         std::array<int, 2> pair{};
         const int kind = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
         REQUIRE(socketpair(AF_UNIX, kind, 0, pair.data()) == 0);
+        if (cramped) {
+          std::ranges::for_each(pair, shorten);
+        }
         sockets[rank][peer].push_back(pair[0]);
         sockets[peer][rank].push_back(pair[1]);
       }

@@ -18,6 +18,7 @@ std::vector<int> segment_files(int size);
 Group share_memory(int size, bool attach);
 
 /// Ranks that are connected by sockets, as over TCP by so many networks.
-Group connect(int size, int rails);
+/// `cramped`: so short that they are full most of the time.
+Group connect(int size, int rails, bool cramped);
 
 } // namespace hvd::model

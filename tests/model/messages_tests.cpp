@@ -89,7 +89,7 @@ void test_room_for_the_message_that_is_waited_for() {
 void test_short_messages_that_nobody_waits_for() {
   constexpr uint64_t kMessages = 100; // more than a socket holds
   constexpr int64_t kBytes = 64 * 1024;
-  const Group group = connect(2, /*rails=*/1);
+  const Group group = connect(2, /*rails=*/1, /*cramped=*/false);
   std::vector<at::Tensor> received;
   std::vector<RequestPtr> receives;
   std::vector<RequestPtr> sends;
@@ -114,7 +114,7 @@ void test_abort_wakes_who_waits() {
   constexpr int kRounds = 20; // that the waiting thread has to lose once
   constexpr std::chrono::seconds kAtOnce{3}; // it looks by itself after 7.5
   for (int round = 0; round < kRounds; ++round) {
-    const Group group = connect(2, /*rails=*/1);
+    const Group group = connect(2, /*rails=*/1, /*cramped=*/false);
     auto received = at::empty({1024}, at::kByte);
     const auto receive = group[1]->exchange({}, {{0, received}}, {0, 0, 0});
     std::thread waits([&] {
