@@ -2,132 +2,18 @@
 
 #include "checks.h"
 #include "collectives/shards.h"
+#include "operands.h"
 
-#include <ATen/ScalarOps.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cstddef>
-#include <iterator>
 #include <numeric>
 #include <utility>
 
 namespace hvd {
 
 namespace {
-
-/// On the host, where a device copies to and from at full speed.
-at::Tensor stand_in_for(const at::Tensor& tensor) {
-  auto options = tensor.options().device(at::kCPU);
-  if (has_streams(tensor.device())) {
-    options = options.pinned_memory(true);
-  }
-  return at::empty(tensor.sizes(), options);
-}
-
-/// Whether its memory is what it shows: a conjugate may be a view of what it is
-/// the conjugate of.
-bool is_plain(const at::Tensor& tensor) {
-  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
-}
-
-bool can_stay(const Collective& collective, const at::Tensor& tensor) {
-  const bool in_reach = tensor.is_cpu() ||
-      (collective.stays_on_device &&
-       collective.on_device->device() == tensor.device());
-  return in_reach && is_plain(tensor);
-}
-
-/// As detach() does, for the caller may give `tensor` other memory while the
-/// collective is under way; but not through the dispatcher.
-at::Tensor detached(const at::Tensor& tensor) {
-  return at::Tensor(tensor.tensor_data());
-}
-
-/// Reads: the tensor, or a contiguous copy of it.
-at::Tensor source(Collective& collective, const at::Tensor& tensor) {
-  if (can_stay(collective, tensor)) {
-    return detached(tensor);
-  }
-  auto stand_in = stand_in_for(tensor);
-  collective.copy_in.push_back({stand_in, detached(tensor), {}});
-  return stand_in;
-}
-
-/// Writes: the tensor, or a contiguous one that is copied back.
-at::Tensor target(Collective& collective, const at::Tensor& tensor) {
-  if (can_stay(collective, tensor)) {
-    return detached(tensor);
-  }
-  check_writable(name(collective.signature.verb), tensor);
-  auto stand_in = stand_in_for(tensor);
-  collective.copy_back.emplace_back(detached(tensor), stand_in);
-  return stand_in;
-}
-
-/// Has no output share memory with an input, which may yet have to be read
-/// when it is written; but for a rank's own piece in its place.
-void keep_apart(Collective& collective, int rank) {
-  const auto span = [](const at::Tensor& tensor) {
-    const auto* begin = static_cast<const std::byte*>(tensor.const_data_ptr());
-    return std::pair(begin, begin + tensor.nbytes());
-  };
-  std::vector<std::pair<const std::byte*, const std::byte*>> inputs;
-  std::ranges::transform(collective.inputs, std::back_inserter(inputs), span);
-  const auto is_own = [rank](const auto& list, size_t place) {
-    return list.size() == 1 || place == static_cast<size_t>(rank);
-  };
-  for (size_t to = 0; to < collective.outputs.size(); ++to) {
-    auto& output = collective.outputs[to];
-    const auto [begin, end] = span(output);
-    bool meets = false;
-    for (size_t from = 0; from < inputs.size(); ++from) {
-      const bool in_place = is_own(collective.outputs, to) &&
-          is_own(inputs, from) && inputs[from].first == begin;
-      meets |=
-          !in_place && inputs[from].first < end && begin < inputs[from].second;
-    }
-    if (meets) {
-      auto stand_in = stand_in_for(output);
-      collective.copy_back.emplace_back(output, stand_in);
-      output = std::move(stand_in);
-    }
-  }
-}
-
-/// Reads and writes.
-at::Tensor in_place(Collective& collective, const at::Tensor& tensor) {
-  auto stand_in = source(collective, tensor);
-  if (!can_stay(collective, tensor)) {
-    check_writable(name(collective.signature.verb), tensor);
-    collective.copy_back.emplace_back(detached(tensor), stand_in);
-  }
-  return stand_in;
-}
-
-/// The product with the factor of PREMUL_SUM, of this rank's own choice; else
-/// `tensor` itself.
-at::Tensor premultiplied(
-    Collective& collective,
-    const at::Tensor& tensor,
-    const c10d::ReduceOp& op) {
-  if (op != c10d::ReduceOp::PREMUL_SUM) {
-    return tensor;
-  }
-  const auto* supplement =
-      dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
-  TORCH_CHECK(supplement != nullptr, "hvd: ReduceOp.PREMUL_SUM has no factor");
-  const auto& factor = supplement->tensor_factor; // of one element
-  auto product = stand_in_for(tensor);
-  collective.copy_in.push_back(
-      {product,
-       tensor,
-       factor.defined()
-           ? factor.reshape({})
-           : at::native::wrapped_scalar_tensor(supplement->double_factor)});
-  return product;
-}
 
 /// FNV-1a, Fowler, Noll, Vo.
 uint64_t hash_of(const std::vector<int64_t>& counts) {
@@ -391,7 +277,29 @@ Collective Arguments::reduce_scatter(
     const at::Tensor& output,
     const std::vector<at::Tensor>& inputs,
     const c10d::ReduceOp& op) const {
-  auto collective = make(Verb::ReduceScatter, output, all_elements(inputs));
+  return reduce_scatter(
+      make(Verb::ReduceScatter, output, all_elements(inputs)),
+      output,
+      inputs,
+      op);
+}
+
+Collective Arguments::reduce_scatter_from(
+    const at::Tensor& output,
+    const at::Tensor& input,
+    const c10d::ReduceOp& op) const {
+  check_dense(name(Verb::ReduceScatter), input);
+  check_numel(Verb::ReduceScatter, "the input", input, output.numel() * size_);
+  auto collective = make(Verb::ReduceScatter, output, input.numel());
+  const auto inputs = pieces(source(collective, input), size_);
+  return reduce_scatter(std::move(collective), output, inputs, op);
+}
+
+Collective Arguments::reduce_scatter(
+    Collective collective,
+    const at::Tensor& output,
+    const std::vector<at::Tensor>& inputs,
+    const c10d::ReduceOp& op) const {
   auto& signature = collective.signature;
   check_dense(name(Verb::ReduceScatter), output);
   check_count(Verb::ReduceScatter, "input tensors", inputs.size(), size_);
@@ -406,20 +314,6 @@ Collective Arguments::reduce_scatter(
   signature.counts_hash = hash_counts(inputs);
   collective.outputs = {target(collective, output)};
   keep_apart(collective, rank_);
-  return collective;
-}
-
-Collective Arguments::reduce_scatter_from(
-    const at::Tensor& output,
-    const at::Tensor& input,
-    const c10d::ReduceOp& op) const {
-  check_dense(name(Verb::ReduceScatter), input);
-  check_numel(Verb::ReduceScatter, "the input", input, output.numel() * size_);
-  Collective whole;
-  const auto inputs = pieces(source(whole, input), size_);
-  auto collective = reduce_scatter(output, inputs, op);
-  auto& copies = collective.copy_in; // of the pieces come after the whole
-  copies.insert(copies.begin(), whole.copy_in.begin(), whole.copy_in.end());
   return collective;
 }
 

@@ -13,9 +13,8 @@ namespace hvd {
 /// first and throws an error that echoes what was given and says what is
 /// allowed; nothing has been sent then.
 ///
-/// Tensors are dense, of any strides; those that are not contiguous, or on a
-/// device from which `engine` does not move them, get a contiguous stand-in on
-/// the host, filled when the collective starts and copied back when it is done.
+/// Tensors are dense, of any strides; what stands for those that `engine`
+/// cannot move where they are is in operands.h.
 class Arguments {
  public:
   /// `engine`: of the group; outlives this.
@@ -95,6 +94,12 @@ class Arguments {
  private:
   /// `count`: as in Signature.
   Collective make(Verb verb, const at::Tensor& like, int64_t count = 0) const;
+  /// Of a `collective` that may have copies to make before those of `inputs`.
+  Collective reduce_scatter(
+      Collective collective,
+      const at::Tensor& output,
+      const std::vector<at::Tensor>& inputs,
+      const c10d::ReduceOp& op) const;
   bool in_reach_of_messages(const at::Tensor& tensor) const;
   void set_root(Collective& collective, int64_t root) const;
 
