@@ -130,6 +130,27 @@ def test_forked_child_that_exits(tmp_path: Path) -> None:
         assert groups[0]["tensors"] == 2
 
 
+FILE_THAT_CANNOT_GROW = """
+import resource
+for _ in range(200):  # until it is longer than all other files
+    dist.all_reduce(torch.ones(4))
+dist.destroy_process_group()
+_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+length = os.path.getsize(f"{os.environ['HVD_TIMELINE']}/rank-{rank}.timeline.json")
+resource.setrlimit(resource.RLIMIT_FSIZE, (length, most))
+"""
+
+
+def test_timeline_that_cannot_be_written_to_its_end(tmp_path: Path) -> None:
+    """Is an error at the program's end, and takes nothing from the statistics."""
+    env = {"HVD_TIMELINE": str(tmp_path), "HVD_STATS": str(tmp_path)}
+    for rank, process in enumerate(launch(FILE_THAT_CANNOT_GROW, 2, env=env)):
+        path = tmp_path / f"rank-{rank}.timeline.json"
+        assert f"the timeline {path} is cut short" in process.stderr
+        groups = json.loads((tmp_path / f"rank-{rank}.stats.json").read_text())["groups"]
+        assert groups[0]["tensors"] == 200
+
+
 AGAIN = """
 dist.all_reduce(torch.ones(4))
 dist.destroy_process_group()

@@ -279,7 +279,11 @@ def start_timeline(path: str, rank: int, run: str) -> None:
     """
 
 def stop_timeline() -> None:
-    """End the timeline's file, if one is open."""
+    """End the timeline's file, if one is open.
+
+    Raises:
+        RuntimeError: not all of it could be written.
+    """
 
 def encode(
     tensor: Tensor,

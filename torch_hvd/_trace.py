@@ -52,7 +52,11 @@ def start_timeline(path: str | os.PathLike[str]) -> None:
 
 
 def stop_timeline() -> None:
-    """End the timeline; without effect if there is none, or in a forked child."""
+    """End the timeline; without effect if there is none, or in a forked child.
+
+    Raises:
+        RuntimeError: not all of it could be written, as on a full disk.
+    """
     _C.stop_timeline()
 
 
@@ -87,10 +91,12 @@ def begin(environ: Any, rank: int, run: str) -> None:
 
 def end() -> None:
     """Write what `HVD_STATS` asks for and end the timeline; called when the process ends."""
-    _C.stop_timeline()
-    # A child that was forked comes here, too, where it ends as a program does.
-    if _process and _process.pid == os.getpid() and _process.statistics:
-        _write_statistics(_process, _process.statistics)
+    try:
+        _C.stop_timeline()
+    finally:
+        # A child that was forked comes here, too, where it ends as a program does.
+        if _process and _process.pid == os.getpid() and _process.statistics:
+            _write_statistics(_process, _process.statistics)
 
 
 @dataclass

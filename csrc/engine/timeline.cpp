@@ -99,6 +99,7 @@ void Timeline::start(
     file_.close();
     throw std::runtime_error("hvd: cannot write the timeline " + path);
   }
+  path_ = path;
   rank_ = rank;
   fork_depth_ = fork_depth();
   on_ = true;
@@ -112,6 +113,11 @@ void Timeline::stop() {
   if (on_.exchange(false)) {
     file_ << std::exchange(page_, "") << "\n]\n";
     file_.close();
+    if (!file_) {
+      throw std::runtime_error(
+          "hvd: the timeline " + path_ +
+          " is cut short: not all could be written; is the disk full?");
+    }
   }
 }
 

@@ -35,7 +35,8 @@ class Timeline {
   /// be written.
   void start(const std::string& path, int rank, const std::string& run);
 
-  /// Ends the file. Does nothing if none is open.
+  /// Ends the file; throws if not all of it could be written. Does nothing if
+  /// none is open.
   void stop();
 
   /// Not in a child that was forked: the file is its parent's.
@@ -66,6 +67,7 @@ class Timeline {
   std::atomic<int> fork_depth_{0}; ///< where it was started
   std::mutex mutex_; ///< guards all below
   std::ofstream file_;
+  std::string path_; ///< of the file
   std::string page_; ///< to be written
   uint64_t messages_ = 0;
   int rank_ = 0;
