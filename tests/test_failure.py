@@ -265,3 +265,20 @@ def test_rank_that_leaves_groups(leaves_first: bool) -> None:
         time.sleep(0.3 if leaves_first else 0)
         in_each(groups, finds_out)
     dist.barrier()
+
+
+@pytest.mark.ranks(2, hosts=[2], transports=["shm", "tcp", "mpi"])
+def test_rank_that_left_and_is_owed_nothing() -> None:
+    group = dist.new_group()
+    own = torch.arange(2.0) + 2 * dist.get_rank()
+    if dist.get_rank() == 0:
+        received = torch.zeros(2)
+        dist.all_to_all_single(received, own.repeat(2), [2, 0], [2, 2], group=group)
+        dist.destroy_process_group(group)
+        dist.barrier()
+        assert received.tolist() == [0.0, 1.0]
+    else:
+        received = torch.zeros(4)
+        dist.barrier()
+        dist.all_to_all_single(received, own, [2, 2], [0, 2], group=group)
+        assert received.tolist() == [0.0, 1.0, 2.0, 3.0]

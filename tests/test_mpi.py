@@ -279,6 +279,11 @@ def test_a_rank_that_raises_does_not_wait_for_the_others() -> None:
 
 ON_THREE_HOSTS = """
     import torch_hvd
+
+    def pidfd_open(pid):  # of another host's process there is none
+        raise OSError
+
+    os.pidfd_open = pidfd_open
     os.environ["HVD_HOST_ID"] = str(rank)
     group = dist.new_group(pg_options=torch_hvd.Options(transport="mpi"))
     dist.all_reduce(torch.ones(4), group=group)
@@ -292,6 +297,11 @@ ON_THREE_HOSTS = """
         ("pass", ""),
         ("dist.all_reduce(torch.ones(4), group=group)", "rank 0 left or died"),
         ("dist.send(torch.ones(4), 0, group=group)", "rank 0: it has left or died"),
+        (
+            "dist.isend(torch.ones(4), 3 - rank, group=group);"
+            "dist.send(torch.ones(4), 0, group=group)",
+            "rank 0: it has left or died",
+        ),
         ("dist.recv(torch.ones(4), 0, group=group)", "rank 0: it has left or died"),
     ],
 )
@@ -310,6 +320,24 @@ def test_a_rank_that_left_and_has_ended(what: str, error: str) -> None:
     assert [one.returncode for one in ended] == [0, 0, 0], ended
     # One of them may hear that the other has given up because of it.
     assert error in "".join(one.stdout for one in ended), ended
+
+
+@needs_mpich
+def test_a_rank_that_gave_up_and_has_ended() -> None:
+    script = """
+    dist.barrier()
+    if rank == 0:
+        group._get_backend(torch.device("cpu")).abort()
+    else:
+        time.sleep(2)
+        try:
+            dist.send(torch.ones(4), 0, group=group)
+        except dist.DistBackendError as error:
+            print(error)
+    """
+    ended = launch(ON_THREE_HOSTS + script, size=3, env={"UCX_TLS": "tcp,self"})
+    assert [one.returncode for one in ended] == [0, 0, 0], ended
+    assert all("rank 0 has given up" in one.stdout for one in ended[1:]), ended
 
 
 LAUNCHERS = [

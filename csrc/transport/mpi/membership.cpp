@@ -64,6 +64,10 @@ bool Membership::has_left(int peer) const {
   return own_->probe(kLeaveTag, peer) >= 0;
 }
 
+bool Membership::has_any_left() const {
+  return own_->probe(kLeaveTag) >= 0;
+}
+
 void Membership::tell(const std::vector<int>& present) {
   std::erase_if(owed_, [&](int peer) {
     const bool is_there = std::ranges::count(present, ranks_[peer]) > 0;

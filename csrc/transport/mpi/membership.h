@@ -61,6 +61,9 @@ class Membership {
   /// Whether that peer has told this rank, which has not left.
   bool has_left(int peer) const;
 
+  /// Whether one of them has.
+  bool has_any_left() const;
+
   /// Once this rank has told the others: frees the communicators if they have,
   /// too. Returns whether it did.
   bool dissolve();

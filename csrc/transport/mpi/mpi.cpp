@@ -108,6 +108,7 @@ MpiTransport::MpiTransport(
       max_tag_(users_.max_tag()),
       lane_tags_((own_.max_tag() - kFirstLaneTag + 1) / kPlaces),
       spin_(ranks_per_core <= 1 ? kSpin : kSpin.zero()),
+      gone_(ranks.size()),
       attendant_([this](Deadline until) { attend(until); }) {
   if (size() > 1 && World::instance().place()->any_threads) {
     keeper_.emplace([this] { look_after(); });
@@ -178,7 +179,12 @@ RequestPtr MpiTransport::start(
   check_open();
   if (!sends.empty()) {
     check_meanwhile(unseen);
-    check_receivers(sends);
+    note_who_is_gone();
+  }
+  for (const auto& [peer, buffer] : sends) {
+    if (buffer.numel() > 0) {
+      check_receiver(peer);
+    }
   }
   auto pending = std::make_shared<Pending>(own_.messages());
   auto request = std::make_unique<MpiRequest>(*this, pending);
@@ -233,7 +239,8 @@ RequestPtr MpiTransport::start_users(Post post) {
 
 RequestPtr MpiTransport::send(const at::Tensor& buffer, int peer, int tag) {
   return start_users([&](Pending& pending) {
-    check_receivers({{peer, buffer}});
+    note_who_is_gone();
+    check_receiver(peer);
     sent_bytes_ += buffer.nbytes();
     pending.send(buffer, peer, tag, Messages::kMostBytes);
   });
@@ -263,8 +270,14 @@ bool MpiTransport::has_left(int peer) const {
 }
 
 bool MpiTransport::may_have_ended(int peer) const {
-  return peers_.is_gone(peer) || own_.probe(kAbortTag, peer) >= 0 ||
-      (has_left(peer) && !World::instance().ends_together());
+  // Its word may be behind others, as in check_meanwhile().
+  for (int looks = kManyLooks; looks > 0; --looks) {
+    if (peers_.is_gone(peer) || own_.probe(kAbortTag, peer) >= 0 ||
+        (has_left(peer) && !World::instance().ends_together())) {
+      return true;
+    }
+  }
+  return false;
 }
 
 void MpiTransport::check_not_aborted() const {
@@ -320,19 +333,28 @@ void MpiTransport::check_meanwhile(Clock::duration unseen) {
   }
 }
 
-/// Now and then: who has just left has not ended yet.
-void MpiTransport::check_receivers(const std::vector<Transfer>& sends) {
+/// Now and then: who has just left has not ended yet. Of all at once, for there
+/// is one clock.
+void MpiTransport::note_who_is_gone() {
   const auto now = Clock::now().time_since_epoch();
-  if (now - last_check_.load() < kLook) {
+  if (now - last_note_.load() < kLook) {
     return;
   }
-  for (const auto& [peer, buffer] : sends) {
-    if (is_gone(peer)) {
-      throw TransportError(
-          "mpi send to rank " + std::to_string(peer) + ": it has left or died");
+  check_notices();
+  const bool any_left = membership_->has_any_left();
+  for (const int peer : others()) {
+    if (peers_.is_gone(peer) || (any_left && has_left(peer))) {
+      gone_[peer] = true;
     }
   }
-  last_check_ = now;
+  last_note_ = now;
+}
+
+void MpiTransport::check_receiver(int peer) const {
+  if (gone_[peer]) {
+    throw TransportError(
+        "mpi send to rank " + std::to_string(peer) + ": it has left or died");
+  }
 }
 
 void MpiTransport::check_notices() const {
@@ -408,15 +430,7 @@ void MpiTransport::tell_of_leaving() noexcept {
   try {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!aborted_ && World::instance().is_usable()) {
-      membership_->leave([this](int peer) {
-        // Its word may be behind others, as in check_meanwhile().
-        for (int looks = kManyLooks; looks > 0; --looks) {
-          if (may_have_ended(peer)) {
-            return true;
-          }
-        }
-        return false;
-      });
+      membership_->leave([this](int peer) { return may_have_ended(peer); });
     }
   } catch (const TransportError&) {
     // They find out by themselves, later.

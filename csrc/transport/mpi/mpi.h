@@ -125,9 +125,12 @@ class MpiTransport final : public Transport {
   /// had sent before would be taken for success. Does nothing if that has been
   /// for less than `unseen`. Throws TransportError.
   void check_meanwhile(Clock::duration unseen);
-  /// Throws if one of them may have ended: to send to such a one crashes MPICH
-  /// 5 over TCP.
-  void check_receivers(const std::vector<Transfer>& sends);
+  /// Notes in `gone_` what is_gone() says of each peer. Throws TransportError
+  /// if one has given up.
+  void note_who_is_gone();
+  /// Throws TransportError if it may have ended: to send to such a one crashes
+  /// MPICH 5 over TCP.
+  void check_receiver(int peer) const;
   /// Throws TransportError once another rank has said that it gives up.
   void check_notices() const;
   /// Of a request that is gone: for what was not waited for.
@@ -148,7 +151,8 @@ class MpiTransport final : public Transport {
   const std::chrono::microseconds spin_;
   std::atomic<bool> aborted_{false};
   std::atomic<Clock::duration> last_start_{Clock::duration::zero()};
-  std::atomic<Clock::duration> last_check_{Clock::duration::zero()};
+  std::atomic<Clock::duration> last_note_{Clock::duration::zero()};
+  std::vector<std::atomic<bool>> gone_; ///< by peer, when it was last noted
 
   std::mutex mutex_; ///< guards `dropped_`, and leaving
   std::list<std::shared_ptr<Pending>> dropped_; ///< the user's, under way
