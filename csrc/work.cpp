@@ -336,6 +336,7 @@ void MessageWork::wait_apart() {
 }
 
 bool MessageWork::isCompleted() {
+  check_process();
   if (looked_at_.exchange(true)) {
     wait_apart();
   }
