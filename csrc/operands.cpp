@@ -7,8 +7,9 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cstddef>
+#include <cstdint>
 #include <iterator>
+#include <limits>
 #include <utility>
 
 namespace hvd {
@@ -31,10 +32,10 @@ bool can_stay(const Collective& collective, const at::Tensor& tensor) {
   return in_reach && is_plain(tensor);
 }
 
-/// Memory of a tensor.
+/// Memory of a tensor; an empty one meets nothing.
 struct Span {
-  const std::byte* begin = nullptr;
-  const std::byte* end = nullptr;
+  uintptr_t begin;
+  uintptr_t end;
 
   bool meets(const Span& other) const {
     return begin < other.end && other.begin < end;
@@ -42,8 +43,10 @@ struct Span {
 };
 
 Span span_of(const at::Tensor& tensor) {
-  const auto* const begin =
-      static_cast<const std::byte*>(tensor.const_data_ptr());
+  if (tensor.numel() == 0) {
+    return {std::numeric_limits<uintptr_t>::max(), 0};
+  }
+  const auto begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
   return {begin, begin + tensor.nbytes()};
 }
 
