@@ -40,18 +40,19 @@ HVD_TARGET inline __m256i round_to_words(const float* in, __m256 r) {
     return _mm256_cvtps_epi32(value);
   } else {
     using Format = typename Element::Format;
-    const __m256 sign_bit = _mm256_castsi256_ps(words(~kMagnitudeBits));
-    const __m256 sign = _mm256_and_ps(value, sign_bit);
-    const __m256 magnitude = _mm256_andnot_ps(sign_bit, value);
-    const __m256 normal =
-        _mm256_max_ps(magnitude, _mm256_castsi256_ps(words(Format::kNormal)));
-    const __m256 power =
-        _mm256_and_ps(normal, _mm256_castsi256_ps(words(kInfinityBits)));
+    const __m256i bits = _mm256_castps_si256(value);
+    // The larger magnitude, with the sign of the value.
+    const __m256i normal = _mm256_max_epu32(
+        bits,
+        _mm256_or_si256(
+            _mm256_and_si256(bits, words(~kMagnitudeBits)),
+            words(Format::kNormal)));
+    const __m256 power = _mm256_castsi256_ps(
+        _mm256_and_si256(normal, words(kInfinityBits | ~kMagnitudeBits)));
     const __m256 rounded =
-        _mm256_fmadd_ps(power, _mm256_set1_ps(Format::kRounder), magnitude);
+        _mm256_fmadd_ps(power, _mm256_set1_ps(Format::kRounder), value);
     return _mm256_madd_epi16(
-        _mm256_castps_si256(_mm256_or_ps(rounded, sign)),
-        words(1U << 16 | Format::kLowerWeight));
+        _mm256_castps_si256(rounded), words(1U << 16 | Format::kLowerWeight));
   }
 }
 
@@ -63,12 +64,11 @@ HVD_TARGET inline __m256i round_to_halves(const float* in, __m256 r) {
   if constexpr (kIsInteger<Element>) {
     return both;
   } else {
-    const __m256i code = _mm256_and_si256(
-        _mm256_srli_epi16(both, Element::Format::kCodeShift),
-        _mm256_set1_epi16(0x7f));
-    const __m256i sign =
-        _mm256_and_si256(_mm256_srli_epi16(both, 8), _mm256_set1_epi16(0x80));
-    return _mm256_or_si256(code, sign);
+    // Of a code its byte and, in the next one, its sign.
+    constexpr int kShift = Element::Format::kCodeShift;
+    return _mm256_maddubs_epi16(
+        _mm256_srli_epi16(both, kShift),
+        _mm256_set1_epi16(1 << (8 + kShift) | 1));
   }
 }
 
@@ -182,17 +182,26 @@ struct Rows {
     return _mm_max_epi32(a, b);
   }
 
-  HVD_TARGET static void largest(
-      const Most* most,
-      int64_t count,
-      uint32_t* out) {
-    for (int64_t i = 0; i < count; ++i) {
-      const __m128i two =
-          _mm_max_epi32(most[i], _mm_shuffle_epi32(most[i], 0b01001110));
-      const __m128i one =
-          _mm_max_epi32(two, _mm_shuffle_epi32(two, 0b10110001));
-      out[i] = static_cast<uint32_t>(_mm_cvtsi128_si32(one));
+  /// By 8: what is stored as one vector is soon loaded as one.
+  HVD_TARGET static void largest(Most* most, int64_t count, uint32_t* out) {
+    for (int64_t i = count; i % 8 != 0; ++i) {
+      most[i] = _mm_setzero_si128();
     }
+    for (int64_t i = 0; i < count; i += 8) {
+      store(
+          out + i,
+          _mm256_set_m128i(largest_of_4(most + i + 4), largest_of_4(most + i)));
+    }
+  }
+
+  /// The largest lane of each of four vectors, in their order.
+  HVD_TARGET static __m128i largest_of_4(const __m128i* of) {
+    const __m128i ab = _mm_max_epi32(
+        _mm_unpacklo_epi32(of[0], of[1]), _mm_unpackhi_epi32(of[0], of[1]));
+    const __m128i cd = _mm_max_epi32(
+        _mm_unpacklo_epi32(of[2], of[3]), _mm_unpackhi_epi32(of[2], of[3]));
+    return _mm_max_epi32(
+        _mm_unpacklo_epi64(ab, cd), _mm_unpackhi_epi64(ab, cd));
   }
 
   template <typename Element, int64_t kUnit>
