@@ -230,6 +230,7 @@ struct Rows {
     return _mm256_testz_si256(bad, bad) != 0;
   }
 
+  /// By 32, the least that a block has: its loop is short, and so counts.
   template <typename Element, Write kWrite>
   HVD_TARGET static void decode(
       const uint8_t* in,
@@ -238,6 +239,7 @@ struct Rows {
       float* out) {
     if constexpr (kIsInteger<Element>) {
       const __m256 s = _mm256_set1_ps(scale);
+#pragma GCC unroll 4
       for (int64_t i = 0; i < n; i += 8) {
         const __m256i numbers = integers<Element>(in + i * Element::kBits / 8);
         place<kWrite>(_mm256_cvtepi32_ps(numbers), s, out + i);
@@ -245,6 +247,7 @@ struct Rows {
     } else {
       const __m256 s = _mm256_set1_ps(
           std::is_same_v<Element, E4m3> ? scale * 0x1p8F : scale);
+#pragma GCC unroll 2
       for (int64_t i = 0; i < n; i += 16) {
         const __m256i halves = as_halves<Element>(in + i);
         place<kWrite>(
