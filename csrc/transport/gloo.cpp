@@ -134,22 +134,18 @@ RequestPtr GlooTransport::start(
   parts.reserve(sends.size() + receives.size());
   std::vector<at::Tensor> one(1);
   // Receives first: their notices are then on the way before the data is.
-  for (const auto& [peer, buffer] : receives) {
-    if (buffer.numel() > 0) {
-      one[0] = buffer;
-      parts.push_back({kReceive, peer, guarded(kReceive, peer, kNever, [&] {
-                         return gloo_->recv(one, peer, tag_of(buffer));
-                       })});
-    }
+  for (const auto& [peer, buffer] : receives | not_empty) {
+    one[0] = buffer;
+    parts.push_back({kReceive, peer, guarded(kReceive, peer, kNever, [&] {
+                       return gloo_->recv(one, peer, tag_of(buffer));
+                     })});
   }
-  for (const auto& [peer, buffer] : sends) {
-    if (buffer.numel() > 0) {
-      one[0] = buffer;
-      sent_bytes_ += buffer.nbytes();
-      parts.push_back({kSend, peer, guarded(kSend, peer, kNever, [&] {
-                         return gloo_->send(one, peer, tag_of(buffer));
-                       })});
-    }
+  for (const auto& [peer, buffer] : sends | not_empty) {
+    one[0] = buffer;
+    sent_bytes_ += buffer.nbytes();
+    parts.push_back({kSend, peer, guarded(kSend, peer, kNever, [&] {
+                       return gloo_->send(one, peer, tag_of(buffer));
+                     })});
   }
   return std::make_unique<GlooRequest>(*this, std::move(parts));
 }

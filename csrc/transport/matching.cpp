@@ -12,13 +12,9 @@ namespace {
 constexpr int64_t kLead = 4 << 20;
 constexpr int64_t kLabel = 512;
 
-/// An exchange sends no empty messages.
-std::vector<Transfer> not_empty(const std::vector<Transfer>& all) {
+std::vector<Transfer> without_empty(const std::vector<Transfer>& all) {
   std::vector<Transfer> some;
-  std::copy_if(
-      all.begin(), all.end(), std::back_inserter(some), [](const auto& one) {
-        return one.buffer.numel() > 0;
-      });
+  std::ranges::copy(all | not_empty, std::back_inserter(some));
   return some;
 }
 
@@ -80,9 +76,9 @@ RequestPtr MatchingTransport::exchange(
     const std::vector<Transfer>& receives,
     const Lane& lane) {
   return start(
-      not_empty(sends), not_empty(receives), [&](const at::Tensor& buffer) {
-        return Key::of(lane, buffer);
-      });
+      without_empty(sends),
+      without_empty(receives),
+      [&](const at::Tensor& buffer) { return Key::of(lane, buffer); });
 }
 
 RequestPtr MatchingTransport::exchange_frames(

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <ranges>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -78,6 +79,10 @@ struct Transfer {
   int peer;
   at::Tensor buffer;
 };
+
+/// A view of those that are sent: `transfers | not_empty`.
+inline constexpr auto not_empty = std::views::filter(
+    [](const Transfer& one) { return one.buffer.numel() > 0; });
 
 /// Bytes that a rank has sent.
 struct Sent {

@@ -181,26 +181,20 @@ RequestPtr MpiTransport::start(
     check_meanwhile(unseen);
     note_who_is_gone();
   }
-  for (const auto& [peer, buffer] : sends) {
-    if (buffer.numel() > 0) {
-      check_receiver(peer);
-    }
+  for (const auto& send : sends | not_empty) {
+    check_receiver(send.peer);
   }
   auto pending = std::make_shared<Pending>(own_.messages());
   auto request = std::make_unique<MpiRequest>(*this, pending);
   // In this order: MPI copies what has come when a receive is posted.
-  for (const auto& [peer, buffer] : sends) {
-    if (buffer.numel() > 0) {
-      sent_bytes_ += buffer.nbytes();
-      const Form form = form_of(peer, buffer);
-      pending->send(buffer, peer, form.tag, form.part_bytes);
-    }
+  for (const auto& [peer, buffer] : sends | not_empty) {
+    sent_bytes_ += buffer.nbytes();
+    const Form form = form_of(peer, buffer);
+    pending->send(buffer, peer, form.tag, form.part_bytes);
   }
-  for (const auto& [peer, buffer] : receives) {
-    if (buffer.numel() > 0) {
-      const Form form = form_of(peer, buffer);
-      pending->receive(buffer, peer, form.tag, form.part_bytes);
-    }
+  for (const auto& [peer, buffer] : receives | not_empty) {
+    const Form form = form_of(peer, buffer);
+    pending->receive(buffer, peer, form.tag, form.part_bytes);
   }
   return request;
 }
