@@ -20,8 +20,9 @@ demo: $(BUILT) ## train on handwritten digits with gloo and with hvd, side by si
 
 build: $(BUILT) ## .venv with torch and an editable build
 
+# Two files at a time: tests wait more than they compute.
 test: $(BUILT) ## the tests, but for those that build the package again
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow" --numprocesses 2 --dist loadfile
 
 sanitize: $(BUILT) ## the model tests of engine, shared memory and TCP under ThreadSanitizer, and under Address and UB
 	$(MAKE) -C tests/model PYTHON=$(abspath $(BIN)/python) -j $(shell nproc) $@

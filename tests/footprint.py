@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -42,3 +42,17 @@ def shared_names() -> set[str]:
     return {
         f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if "hvd" in name or "mpich" in name
     } | {name for name in sockets if name.startswith("@hvd-")}
+
+
+@contextmanager
+def leaves_no_names() -> Iterator[None]:
+    """Whatever goes on in it and beside it, its names are gone 5 seconds later."""
+    before = shared_names()
+    yield
+    new = shared_names() - before
+
+    def gone() -> bool:
+        new.intersection_update(shared_names())  # what other programs name is gone, too, in a while
+        return not new
+
+    settled(gone, lambda: f"left: {new}")
