@@ -223,6 +223,7 @@ MessageWork::MessageWork(
       buffer_(std::move(buffer)),
       tensor_(std::move(tensor)),
       timeout_(timeout) {
+  engine_->message_called();
   try {
     request_ = start(engine_->transport());
   } catch (const std::exception& e) {
@@ -230,7 +231,6 @@ MessageWork::MessageWork(
     engine_->abort(failure);
     std::rethrow_exception(backend_error(failure));
   }
-  engine_->message_called();
 }
 
 MessageWork::~MessageWork() {
@@ -261,9 +261,12 @@ MessageWork::~MessageWork() {
   }
 }
 
+MessageCall MessageWork::call() const {
+  return {type_ == c10d::OpType::SEND, peer_};
+}
+
 std::string MessageWork::describe() const {
-  return (type_ == c10d::OpType::SEND ? "send to " : "recv from ") +
-      (peer_ < 0 ? "any rank" : "rank " + std::to_string(peer_));
+  return call().describe();
 }
 
 void MessageWork::wait_until(
@@ -301,7 +304,7 @@ void MessageWork::wait_until(
 bool MessageWork::wait(std::chrono::milliseconds timeout) {
   check_process();
   {
-    const auto call = engine_->waiting();
+    const Engine::MessageWait waiting(*engine_, call());
     wait_until(deadline_in(timeout <= kNoTimeout ? timeout_ : timeout), [] {});
   }
   if (!Work::isCompleted()) {

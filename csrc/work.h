@@ -143,7 +143,7 @@ class MessageWork final : public WorkHVD {
   int sourceRank() const override;
 
  private:
-  /// "recv from rank 1"
+  MessageCall call() const;
   std::string describe() const override;
   /// `arrived`: called before the work is done.
   void wait_until(Deadline deadline, const std::function<void()>& arrived);

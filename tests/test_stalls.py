@@ -71,3 +71,83 @@ def never_comes() -> None:
 def test_stall_shutdown() -> None:
     with RankPool(2, env={"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1.5"}) as pool:
         pool.run(never_comes)
+
+
+def message_comes_late() -> None:
+    """The last rank sends late, and the middle one only then; the first learns what they wait for."""
+    rank = dist.get_rank()
+    group = dist.new_group()
+    with captured_stderr() as lines:
+        if rank == 2:
+            time.sleep(4.5)
+        else:
+            dist.recv(torch.ones(SMALL), src=rank + 1, group=group)
+        if rank > 0:
+            dist.send(torch.ones(SMALL), dst=rank - 1, group=group)
+    said = [line for line in lines if "has been waiting" in line]
+    if rank == 2:
+        assert not said, said
+        return
+    assert 1 <= len(said) <= 5, lines
+    assert f"recv from rank {rank + 1} in process group " in said[-1]
+    assert f"on rank {rank} for" in said[-1]
+    assert "rank 0 called no collective, waiting for recv from rank 1" in said[-1], said
+    assert "rank 1 called no collective, waiting for recv from rank 2" in said[-1], said
+    assert "rank 2 left no word" in said[-1] or "rank 2 called no collective" in said[-1], said
+
+
+def collective_waits_for_a_message() -> None:
+    """Rank 0 waits in a collective for rank 1, which waits for a message of rank 0."""
+    rank = dist.get_rank()
+    group = dist.new_group()
+    dist.barrier(group=group)
+    with captured_stderr() as lines:
+        if rank == 0:
+            work = dist.barrier(group=group, async_op=True)
+            time.sleep(4.5)
+            dist.send(torch.ones(SMALL), dst=1, group=group)
+            work.wait()
+        else:
+            dist.recv(torch.ones(SMALL), src=0, group=group)
+            dist.barrier(group=group)
+    said = [line for line in lines if "has been waiting" in line]
+    assert said, lines
+    if rank == 0:
+        assert "barrier(), number 1" in said[-1], said
+        missing = "Missing: rank 1, which last called barrier() as number 0"
+        assert f"{missing} and waits for recv from rank 0" in said[-1], said
+    else:
+        assert "recv from rank 0 in process group" in said[-1], said
+        assert "rank 0 called barrier() as number 1" in said[-1], said
+        assert "rank 1 called barrier() as number 0 last, waiting for recv from rank 0" in said[-1]
+
+
+def test_stall_report_of_a_message() -> None:
+    with RankPool(3, env={"HVD_STALL_CHECK_TIME": "1", "TORCH_CPP_LOG_LEVEL": "WARNING"}) as pool:
+        pool.run(message_comes_late)
+
+
+def test_stall_report_of_a_collective_behind_a_message() -> None:
+    with RankPool(2, env={"HVD_STALL_CHECK_TIME": "1", "TORCH_CPP_LOG_LEVEL": "WARNING"}) as pool:
+        pool.run(collective_waits_for_a_message)
+
+
+def message_never_comes(words: str) -> None:
+    """Both ranks wait for the other's message; the error says so."""
+    rank = dist.get_rank()
+    group = dist.new_group(timeout=timedelta(seconds=6))
+    text = expect_error(lambda: dist.recv(torch.ones(SMALL), src=1 - rank, group=group), within=9)
+    assert words in text, text
+    assert f"recv from rank {1 - rank}" in text, text
+    both = [f"rank {r} called no collective, waiting for recv from rank {1 - r}" for r in (0, 1)]
+    assert all(one in text for one in both), text
+
+
+def test_stall_shutdown_of_a_message() -> None:
+    with RankPool(2, env={"HVD_STALL_SHUTDOWN_TIME": "3"}) as pool:
+        pool.run(message_never_comes, "HVD_STALL_SHUTDOWN_TIME")
+
+
+def test_timeout_of_a_message_says_where_the_ranks_were() -> None:
+    with RankPool(2) as pool:
+        pool.run(message_never_comes, "imed out")

@@ -22,8 +22,8 @@ class Options:
         block: values that share a scale: 32, 64, ... 1024; 128 where left out, 32 for int4.
         error_feedback: add what was lost of a tensor the next time it is sent; on for int4 where
             left out.
-        stall_check_time: seconds after which a collective that waits for ranks is logged, with
-            those that are missing; 0 for never.
+        stall_check_time: seconds after which a collective, send or recv that waits for ranks is
+            logged, with those that are missing and what they wait for; 0 for never.
         stall_shutdown_time: seconds after which it fails, and the group with it; 0 for never.
 
     What is left out comes from the environment, or is the default: see `torch_hvd._settings`. All

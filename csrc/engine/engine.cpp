@@ -95,9 +95,7 @@ void Engine::submit(const std::shared_ptr<Operation>& operation) {
   if (error_ || closed_) {
     refuse(first.describe());
   }
-  if (submitted_ == 0 && transport_->size() > 1) {
-    threads_.push_back(make_thread([](Engine& engine) { engine.watch(); }));
-  }
+  ensure_watchdog();
   const auto now = Clock::now();
   operation->remaining = operation->collectives.size();
   for (auto& collective : operation->collectives) {
@@ -170,7 +168,23 @@ void Engine::future_answered() {
 }
 
 void Engine::message_called() {
+  Lock lock(mutex_);
+  ensure_watchdog();
   statistics_->add_message();
+}
+
+Engine::MessageWait::MessageWait(Engine& engine, const MessageCall& call)
+    : engine_(engine), waiting_(engine.waiting()) {
+  Lock lock(engine_.mutex_);
+  number_ = ++engine_.messages_waited_;
+  engine_.messages_.push_back({call, number_});
+}
+
+Engine::MessageWait::~MessageWait() {
+  Lock lock(engine_.mutex_);
+  std::erase_if(engine_.messages_, [this](const auto& message) {
+    return message.number == number_;
+  });
 }
 
 void Engine::message_done(

@@ -97,8 +97,21 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// While it lives, the calling thread waits for the group.
   WaitingTime::Call waiting();
 
-  /// One of the user's messages was called.
+  /// One of the user's messages is being called.
   void message_called();
+  /// While it lives, the calling thread waits for one.
+  class MessageWait {
+   public:
+    MessageWait(Engine& engine, const MessageCall& call);
+    MessageWait(const MessageWait&) = delete;
+    MessageWait& operator=(const MessageWait&) = delete;
+    ~MessageWait();
+
+   private:
+    Engine& engine_;
+    const WaitingTime::Call waiting_;
+    uint64_t number_;
+  };
   /// It is done; `name`: as people read it.
   void message_done(const std::string& name, int64_t bytes, Deadline submitted);
   /// It has failed of `error`, and with it the group, if that had not: abort()
@@ -185,11 +198,16 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void background(Track& track);
   /// Until there is work for its background thread. `nap`: between two looks.
   void rest(Lock& lock, Track& track, Clock::duration& nap);
+  void ensure_watchdog();
   void watch();
   // With the lock held.
   Witness::Place place() const;
   Witness::Place place_at(const Collective* waited_for) const;
   std::string describe_stall(const Witness::Place& place, Clock::duration age);
+  /// Of the message that is waited for there.
+  std::string describe_message_stall(
+      const Witness::Place& place,
+      Clock::duration age);
   /// Whether another rank has said that it called something else in this place,
   /// of which nobody would hear otherwise.
   bool differs_elsewhere(const Witness::Place& place);
@@ -226,6 +244,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   ThreadClock caller_; ///< of that
   size_t submitting_ = 0; ///< callers that are starting large collectives
   uint64_t batches_ = 0;
+  std::vector<Witness::Message> messages_; ///< waited for, in this order
+  uint64_t messages_waited_ = 0; ///< so far
+  bool watched_ = false; ///< there is a watchdog
   bool closed_ = false;
   bool stop_ = false;
   bool failing_ = false; ///< somebody is finding out why

@@ -164,9 +164,12 @@ std::string Engine::compare(
   std::lock_guard<std::mutex> guard(witness_mutex_);
   witness_.tell(place);
   const auto gone = [this](int rank) { return transport_->is_gone(rank); };
-  const auto places = witness_.ask(place.seq, kPatience, gone);
+  const auto submitted = place.seq + 1; // as all should have
+  // Who waits for a message, or for nothing, has told the others long before.
+  const auto patience = place.waiting ? kPatience : decltype(kPatience)::zero();
+  const auto places = witness_.ask(submitted, patience, gone);
   return Witness::difference(place.seq, places).value_or(error) +
-      ". Where the ranks were: " + witness_.report(place.seq, places, gone);
+      ". Where the ranks were: " + witness_.report(submitted, places, gone);
 }
 
 std::string Engine::message_failed(
@@ -176,8 +179,9 @@ std::string Engine::message_failed(
       std::to_string(transport_->rank()) + ": ";
   Lock lock(mutex_);
   const Witness::Place at = place();
+  const bool waited_for = at.waiting || at.message.number > 0;
   give_up(
-      lock, [&] { return what + (at.waiting ? compare(at, error) : error); });
+      lock, [&] { return what + (waited_for ? compare(at, error) : error); });
   progress_.wait(lock, [this] { return error_ != nullptr; });
   return failure_.starts_with(what) ? failure_ : what + error + ". " + failure_;
 }
@@ -199,6 +203,9 @@ Witness::Place Engine::place_at(const Collective* waited_for) const {
   Witness::Place place;
   place.submitted = submitted_;
   place.splits = last_splits_;
+  if (!messages_.empty()) {
+    place.message = messages_.front();
+  }
   if (waited_for == nullptr) {
     place.seq = submitted_ - 1;
     place.signature = last_called_;
@@ -225,54 +232,68 @@ void Engine::watch() {
       idle = std::min(idle, limit / 4);
     }
   }
+  struct {
+    Deadline since = Clock::now(); ///< this rank waits for it, or for nothing
+    Deadline next_report;
+  } collective, message;
   Witness::Place last;
-  auto since = Clock::now(); // this rank came to where it is
-  auto next_look = since;
-  auto next_report = since;
+  auto next_look = collective.since;
   auto interval = Clock::duration(kFirstLook);
   bool told = false;
   Lock lock(mutex_);
   while (!stopped_.wait_for(lock, tick, [this] { return stop_; })) {
-    const Witness::Place now_at = place();
+    const Witness::Place at = place();
     const auto now = Clock::now();
     if (failing_) {
       continue;
     }
-    if (now_at.waiting != last.waiting || now_at.seq != last.seq) {
-      last = now_at;
-      since = now;
+    if (at.waiting != last.waiting || at.seq != last.seq) {
+      collective = {now, now + check};
       interval = kFirstLook;
       next_look = now + interval;
-      next_report = now + check;
       told = false;
-      continue;
     }
+    if (at.message.number != last.message.number) {
+      message = {now, now + check};
+      told = false;
+    }
+    last = at;
     lock.unlock();
-    if (!now_at.waiting) {
-      if (!told && now - since >= idle) {
-        told = true;
-        std::lock_guard<std::mutex> guard(witness_mutex_);
-        witness_.tell(now_at);
-      }
-    } else {
+    if (at.waiting) {
       if (now >= next_look) {
         interval = std::min(interval * 2, Clock::duration(kLongestLook));
         next_look = now + interval;
-        if (differs_elsewhere(now_at)) {
+        if (differs_elsewhere(at)) {
           // Whoever waits for the operation finds it failed, here and on every
           // other rank, and explains why.
           abort_transports();
         }
       }
-      if (check > Clock::duration::zero() && now >= next_report) {
-        next_report = now + check;
-        LOG(WARNING) << describe_stall(now_at, now - since);
+    } else if (!told) {
+      const auto enough = at.message.number > 0 ? tick : idle;
+      if (now - std::max(collective.since, message.since) >= enough) {
+        told = true;
+        std::lock_guard<std::mutex> guard(witness_mutex_);
+        witness_.tell(at);
       }
-      if (shutdown > Clock::duration::zero() && now - since >= shutdown) {
+    }
+    const auto report = [&](auto& waited, auto describe) {
+      const auto age = now - waited.since;
+      if (check > Clock::duration::zero() && now >= waited.next_report) {
+        waited.next_report = now + check;
+        LOG(WARNING) << (this->*describe)(at, age);
+      }
+      if (shutdown > Clock::duration::zero() && age >= shutdown) {
         abort(
-            describe_stall(now_at, now - since) +
+            (this->*describe)(at, age) +
             ". HVD_STALL_SHUTDOWN_TIME allows no more");
       }
+    };
+    if (at.waiting) {
+      report(collective, &Engine::describe_stall);
+    }
+    if (at.message.number > 0) {
+      report(message, &Engine::describe_message_stall);
     }
     lock.lock();
   }
@@ -306,6 +327,21 @@ std::string Engine::describe_stall(
       << " in process group " << witness_.group()
       << ", has been waiting on rank " << transport_->rank() << " for "
       << seconds(age) << " s. Missing: " << witness_.missing(place.seq, places);
+  return out.str();
+}
+
+std::string Engine::describe_message_stall(
+    const Witness::Place& place,
+    Clock::duration age) {
+  std::lock_guard<std::mutex> guard(witness_mutex_);
+  const auto gone = [this](int rank) { return transport_->is_gone(rank); };
+  const auto places = witness_.heard();
+  std::ostringstream out;
+  out.precision(3);
+  out << "hvd: " << place.message.describe() << " in process group "
+      << witness_.group() << " has been waiting on rank " << transport_->rank()
+      << " for " << seconds(age) << " s. Where the ranks are: "
+      << witness_.report(place.seq + 1, places, gone);
   return out.str();
 }
 

@@ -60,6 +60,13 @@ std::thread Engine::make_thread(std::function<void(Engine&)> body) {
       [self = shared_from_this(), body = std::move(body)] { body(*self); });
 }
 
+void Engine::ensure_watchdog() {
+  if (!watched_ && !stop_ && transport_->size() > 1) {
+    threads_.push_back(make_thread([](Engine& engine) { engine.watch(); }));
+    watched_ = true; // now that there is one: the system may refuse
+  }
+}
+
 void Engine::ensure_background_thread(Track& track) {
   if (track.free_threads == 0 && !stop_) {
     threads_.push_back(

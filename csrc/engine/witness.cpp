@@ -71,6 +71,13 @@ std::vector<int64_t> numels(const std::vector<at::Tensor>& tensors) {
   return counts;
 }
 
+std::string last_called(const Witness::Place& place) {
+  if (place.submitted == 0) {
+    return "no collective";
+  }
+  return place.signature.describe() + " as number " + std::to_string(place.seq);
+}
+
 std::vector<uint8_t> random_name() {
   std::random_device random;
   std::ostringstream out;
@@ -165,7 +172,7 @@ std::vector<std::optional<Witness::Place>> Witness::read() {
 }
 
 std::vector<std::optional<Witness::Place>> Witness::ask(
-    uint64_t seq,
+    uint64_t submitted,
     std::chrono::milliseconds patience,
     const Gone& gone) {
   const auto give_up = Clock::now() + patience;
@@ -174,7 +181,7 @@ std::vector<std::optional<Witness::Place>> Witness::ask(
     auto places = heard();
     bool is_known = true;
     for (int rank = 0; rank < size_; ++rank) {
-      const bool speaks = places[rank] && places[rank]->submitted > seq;
+      const bool speaks = places[rank] && places[rank]->submitted >= submitted;
       is_known = is_known && (speaks || gone(rank));
     }
     const auto now = Clock::now();
@@ -220,7 +227,7 @@ std::optional<std::string> Witness::difference(
 }
 
 std::string Witness::report(
-    uint64_t seq,
+    uint64_t submitted,
     const std::vector<std::optional<Place>>& places,
     const Gone& gone) const {
   std::vector<std::string> clauses;
@@ -228,12 +235,16 @@ std::string Witness::report(
     const auto& place = places[rank];
     std::ostringstream out;
     if (place) {
-      out << " called " << place->signature.describe() << " as number "
-          << place->seq;
-      if (!place->waiting) {
-        out << " last, waiting for nothing";
-      } else if (place->submitted <= seq) { // and may have gone on since
-        out << " when last heard of";
+      out << " called " << last_called(*place);
+      if (place->waiting && place->submitted < submitted) {
+        out << " when last heard of"; // and may have gone on since
+      } else if (!place->waiting && place->submitted > 0) {
+        out << " last";
+      }
+      if (place->message.number > 0) {
+        out << ", waiting for " << place->message.describe();
+      } else if (!place->waiting) {
+        out << ", waiting for nothing";
       }
       out << (gone(rank) ? ", then left or died" : "");
     } else if (gone(rank)) {
@@ -256,8 +267,10 @@ std::string Witness::missing(
     if (!place) {
       clauses[rank] = ", of which nothing is known";
     } else if (place->submitted <= seq) {
-      clauses[rank] = ", which last called " + place->signature.describe() +
-          " as number " + std::to_string(place->seq);
+      clauses[rank] = ", which last called " + last_called(*place);
+      if (place->message.number > 0) {
+        clauses[rank] += " and waits for " + place->message.describe();
+      }
     }
   }
   const auto text = by_rank(clauses, "; ");

@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "common/collective.h"
+#include "common/message_call.h"
 
 #include <chrono>
 #include <functional>
@@ -27,11 +28,17 @@ class Witness {
       int size,
       std::string group);
 
+  /// A message that a thread waits for.
+  struct Message : MessageCall {
+    uint64_t number = 0; ///< of all that were waited for, from 1; 0: no message
+  };
+
   struct Call {
-    bool waiting = false; ///< for number `seq`; else for nothing
+    bool waiting = false; ///< for number `seq`; else for no collective
     uint64_t seq = 0;
     Signature signature; ///< of that, or of the last one called
-    uint64_t submitted = 0; ///< collectives this rank has called
+    uint64_t submitted = 0; ///< collectives this rank has called; may be 0
+    Message message; ///< the one waited for longest
   };
 
   /// Of an all_to_all, which no signature holds: elements by rank.
@@ -57,9 +64,9 @@ class Witness {
   std::vector<std::optional<Place>> heard();
 
   /// The same, but waits up to about `patience` for all that are not gone to
-  /// say that they have called number `seq`.
+  /// say that they have called so many collectives.
   std::vector<std::optional<Place>> ask(
-      uint64_t seq,
+      uint64_t submitted,
       std::chrono::milliseconds patience,
       const Gone& gone);
 
@@ -70,9 +77,10 @@ class Witness {
       uint64_t seq,
       const std::vector<std::optional<Place>>& places);
 
-  /// One sentence from the answers of ask().
+  /// One sentence from the answers of ask() or heard(). `submitted`: how many
+  /// collectives all should have called.
   std::string report(
-      uint64_t seq,
+      uint64_t submitted,
       const std::vector<std::optional<Place>>& places,
       const Gone& gone) const;
 
