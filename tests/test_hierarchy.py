@@ -103,6 +103,20 @@ def fed_back(steps: int) -> None:
     assert errors[-1] < 1.5 * errors[0] / steps, errors
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def complex_sums() -> None:
+    """torch passes complex tensors on as real ones, unless it is asked for a group's own call."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = dist.group.WORLD
+    assert group is not None
+    for dtype in (torch.complex32, torch.complex64, torch.complex128):
+        for count in (5, MB):
+            tensor = torch.tensor([1 + 2j * rank], dtype=torch.complex64).to(dtype).repeat(count)
+            group.allreduce([tensor]).wait()
+            expected = torch.tensor(size + 1j * size * (size - 1), dtype=torch.complex64)
+            assert torch.all(tensor.to(torch.complex64) == expected), (dtype, count)
+
+
 def transport() -> str:
     return str(cpu_backend().options.transport)
 
@@ -112,6 +126,7 @@ def test_layout(hosts: str) -> None:
     with RankPool(len(hosts), hosts=hosts) as pool:
         assert set(pool.run(transport)) == {"shm+tcp"}
         pool.run(sums_of_all_sizes)
+        pool.run(complex_sums)
         pool.run(compressed_sums)
         pool.run(fed_back, 8)
 

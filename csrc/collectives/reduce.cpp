@@ -304,6 +304,8 @@ bool with_result_type(at::ScalarType to, Visit visit) {
   } else if constexpr (std::is_same_v<T, float>) {
     return to == at::kHalf ? visit(Type<c10::Half>())
                            : visit(Type<c10::BFloat16>());
+  } else if constexpr (std::is_same_v<T, c10::complex<float>>) {
+    return visit(Type<c10::complex<c10::Half>>());
   }
   return false;
 }
