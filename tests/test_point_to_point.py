@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import rows
 from ranks import RankPool
-from rows import Row
+from rows import Row, filled
 
 pytestmark = pytest.mark.ranks(2, 4, hosts=[4], mpi_hosts=[3], by_name=[3], rails=[3])
 SHAPES = rows.SMALL_SHAPES + rows.LARGE_SHAPES + rows.HUGE_SHAPES
@@ -227,6 +227,37 @@ def test_does_not_wait_behind_collectives(count: int) -> None:
             dist.send(torch.ones(3), dst=1)
         work.wait()
     assert torch.equal(tensor, torch.full((count,), float(dist.get_world_size())))
+
+
+@pytest.mark.ranks(3, hosts=[4], rails=[3])
+@pytest.mark.parametrize("count, messages", [(16384, 400), (100, 30_000), (4_000_000, 2)])
+def test_who_is_late_to_receive_keeps_nothing_from_others(
+    pool: RankPool, count: int, messages: int
+) -> None:
+    pool.run(sends_beside_who_is_late, count, messages)
+
+
+def sends_beside_who_is_late(count: int, messages: int) -> None:
+    """Rank 1 receives what fills its sender's memory only once rank 2 has a message sent later."""
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    key = f"rank 2 has its message {count}"
+    message = torch.ones(count)
+    if rank == 0:
+        works = [dist.isend(message, 1) for _ in range(messages)]
+        dist.send(torch.ones(300), 2)
+        for work in works:
+            assert work is not None
+            work.wait()
+    elif rank == 1:
+        store.wait([key])
+        for _ in range(messages):
+            message.zero_()
+            dist.recv(message, 0)
+            assert filled(message, 1)
+    elif rank == 2:
+        dist.recv(torch.zeros(300), 0)
+        store.set(key, "")
+    dist.barrier()
 
 
 def test_to_oneself_is_an_error() -> None:

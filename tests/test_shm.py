@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import re
@@ -18,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from calls import check_group, cpu_backend
 from footprint import descriptors, held, settled
 from launch import launch
 from ranks import RankPool, bare_store
+from test_point_to_point import sends_beside_who_is_late
 from torch_hvd import _shm
 from torch_hvd._load import _C
 from torch_hvd._store import Meeting
@@ -171,6 +174,37 @@ def test_why_there_is_no_shared_memory() -> None:
     (line,) = [line for line in ended[0].stderr.splitlines() if "hvd: group 1" in line]
     assert re.search(r"2 ranks on 1 host: tcp \(from \S+\); no shared memory: rank 1", line), line
     assert "memfd_create is not allowed here" in line
+
+
+def test_without_reading_memory_who_is_late_keeps_nothing_from_others() -> None:
+    with RankPool(3, env={"HVD_CMA": "0"}) as pool:
+        pool.run(sends_beside_who_is_late, 4_000_000, 2)
+
+
+def outlives_its_sender() -> float:
+    """Seconds that it takes to drop a group whose sender has left and reads no receipts."""
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    group = dist.new_group()
+    message = torch.ones(64)
+    for _ in range(5000):  # more than a ring holds
+        dist.recv(message, 0, group=group) if rank else dist.send(message, 1, group=group)
+    if rank == 0:
+        store.wait(["received"])
+        dist.destroy_process_group(group)
+        store.set("left", "")
+        return 0.0
+    store.set("received", "")
+    store.wait(["left"])
+    begun = time.monotonic()
+    dist.destroy_process_group(group)
+    del group
+    gc.collect()
+    return time.monotonic() - begun
+
+
+def test_who_has_left_is_told_nothing() -> None:
+    with RankPool(2, env={"HVD_TRANSPORT": "shm"}) as pool:
+        assert max(pool.run(outlives_its_sender)) < 0.9
 
 
 @pytest.mark.parametrize("size", [2, 64])

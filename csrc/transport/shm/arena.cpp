@@ -19,6 +19,7 @@ std::optional<int64_t> Arena::take(int64_t bytes) {
     free_[offset + wanted] = length - wanted;
   }
   taken_[offset] = wanted;
+  free_bytes_ -= wanted;
   return offset;
 }
 
@@ -26,6 +27,7 @@ void Arena::give_back(int64_t offset) {
   const auto taken = taken_.find(offset);
   int64_t begin = offset;
   int64_t end = offset + taken->second;
+  free_bytes_ += taken->second;
   taken_.erase(taken);
   const auto after = free_.lower_bound(offset);
   if (after != free_.begin()) {

@@ -25,6 +25,11 @@ constexpr int64_t kUnawaited = 72 * 1024;
 // overlaps with copying into it.
 constexpr int64_t kPart = 256 * 1024;
 
+// What is staged for a peer, as a multiple of what is free, beyond which it has
+// to wait: one that does not read leaves a quarter of the arena to the others
+// and seven leave what a part needs. (Choudhury and Hahne 1998, of switches.)
+constexpr int64_t kMostOfFree = 3;
+
 at::Tensor as_bytes(const at::Tensor& tensor) {
   return tensor.view({-1}).view(at::kByte);
 }
@@ -72,10 +77,12 @@ std::vector<SendPtr> Outbox::send(
   const bool is_awaited = total > kUnawaited ||
       (key.kind == Key::Kind::User && leads_[to.front()].is_too_long(total));
   const auto form = form_for(key, total, to, is_awaited);
-  const bool all_idle = std::ranges::all_of(
-      to, [&](int peer) { return queues_[peer].sends.empty(); });
+  const bool all_ready =
+      has_room(to, total) && std::ranges::all_of(to, [&](int peer) {
+        return queues_[peer].sends.empty();
+      });
   std::vector<SendPtr> parts;
-  if (form != Letter::Form::Staged || (total <= kPart && all_idle)) {
+  if (form != Letter::Form::Staged || (total <= kPart && all_ready)) {
     parts.push_back(queue(key, form, buffer, to));
     parts.back()->is_awaited = is_awaited;
     return parts;
@@ -105,6 +112,7 @@ SendPtr Outbox::queue(
   auto send = std::make_shared<Send>();
   send->key = key;
   send->buffer = buffer;
+  send->is_shared = to.size() > 1;
   send->unread = to;
   send->form = form;
   send->id = ++last_id_;
@@ -130,6 +138,7 @@ void Outbox::acknowledged(int peer, Letter::Form what, uint32_t id) {
   std::erase(send.readers, peer);
   if (send.staged && send.readers.empty()) {
     arena_.give_back(*std::exchange(send.staged, std::nullopt));
+    (send.is_shared ? staged_for_several_ : queues_[peer].staged) -= send.bytes;
   }
   if (what == Letter::Form::Done) {
     std::erase(send.unread, peer);
@@ -144,12 +153,16 @@ void Outbox::acknowledged(int peer, Letter::Form what, uint32_t id) {
 void Outbox::flush() {
   bool any_ended = false;
   for (size_t i = 0; i < queues_.size(); ++i) {
-    auto& [acknowledgements, sends, is_awaited] = queues_[i];
+    auto& [acknowledgements, sends, staged, is_awaited] = queues_[i];
     const auto peer = static_cast<int>(i);
     bool written = false;
     while (!acknowledgements.empty() && write(peer, acknowledgements.front())) {
       acknowledgements.pop_front();
       written = true;
+    }
+    if (!acknowledgements.empty() &&
+        segments_[peer].head().state == SegmentHead::State::Left) {
+      acknowledgements.clear(); // it reads none any more
     }
     while (!sends.empty() && write(peer, *sends.front())) {
       any_ended |= is_awaited && sends.front()->done;
@@ -176,6 +189,14 @@ bool Outbox::is_busy() const {
   return is_waiting() || std::ranges::any_of(unread_, [](const auto& entry) {
            return entry.second->form == Letter::Form::Direct;
          });
+}
+
+bool Outbox::has_room(const std::vector<int>& to, int64_t bytes) const {
+  const bool is_shared = to.size() > 1;
+  const auto staged =
+      is_shared ? staged_for_several_ : queues_[to.front()].staged;
+  return staged == 0 ||
+      staged + bytes <= kMostOfFree * (arena_.free_bytes() - bytes);
 }
 
 bool Outbox::write(int peer, const Acknowledgement& acknowledgement) {
@@ -220,10 +241,15 @@ bool Outbox::write(int peer, Send& send) {
 }
 
 bool Outbox::stage(Send& send) {
-  send.staged = arena_.take(send.bytes);
+  if (has_room(send.unread, send.bytes)) {
+    send.staged = arena_.take(send.bytes);
+  }
   if (!send.staged) {
     return false;
   }
+  auto& staged = send.is_shared ? staged_for_several_
+                                : queues_[send.unread.front()].staged;
+  staged += send.bytes;
   copy_(
       segments_[rank_].arena() + *send.staged,
       send.buffer.const_data_ptr(),

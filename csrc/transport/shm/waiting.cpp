@@ -56,7 +56,7 @@ void ShmTransport::wait(ShmRequest& request, Deadline deadline) {
           return is_gone(peer) && !progress() && !mailbox_.next_readable();
         });
       }
-      if (now >= deadline) {
+      if (now >= deadline && !request.is_done()) {
         time_out(request);
       }
       next_look = now >= next_look ? now + kLookForDead : next_look;
