@@ -262,6 +262,48 @@ def test_a_host_that_is_gone_without_a_word(tmp_path: Path) -> None:
     assert 0.9 < float(out.split()[0]) < 10
 
 
+# Rank 0 sends to a process that has asked for the message and then was suspended: there is no room
+# for more of it, so the system has nothing under way of which it could miss the receipt.
+SENDS_TO_WHO_HAS_NO_ROOM = """
+import signal
+from datetime import timedelta
+from pathlib import Path
+from torch_hvd import _tcp
+
+_tcp._PATIENCE = timedelta(seconds=1)
+markers = Path(os.environ["MARKERS"])
+group = dist.new_group()
+message = torch.ones(1 << 25)
+dist.barrier(group=group)
+if rank == 1:
+    work = dist.irecv(message, 0, group=group)
+    markers.joinpath("1").write_text(str(os.getpid()))
+    os.kill(os.getpid(), signal.SIGSTOP)
+work = dist.isend(message, 1, group=group)
+while not markers.joinpath("1").exists():
+    time.sleep(0.01)
+time.sleep(1)
+markers.joinpath("0").touch()
+while not markers.joinpath("cut").exists():
+    time.sleep(0.01)
+begun = time.monotonic()
+try:
+    work.wait()
+except RuntimeError as error:
+    print(f"{time.monotonic() - begun:.1f} {error}", flush=True)
+os.kill(int(markers.joinpath("1").read_text()), signal.SIGKILL)
+os._exit(0)
+"""
+
+
+@needs_hosts
+def test_a_host_that_is_gone_while_it_took_in_nothing(tmp_path: Path) -> None:
+    with Hosts(2) as hosts:
+        out, _ = cut_off(hosts, 0, SENDS_TO_WHO_HAS_NO_ROOM, tmp_path)
+    assert "rank 1 has left or died" in out, out
+    assert 0.9 < float(out.split()[0]) < 20
+
+
 # Until it is cut off, and on until it fails.
 REDUCES_ON_AND_ON = """
 from datetime import timedelta

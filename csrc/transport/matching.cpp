@@ -127,16 +127,21 @@ void MatchingTransport::check_open() const {
 }
 
 std::string MatchingTransport::departed() const {
-  std::vector<int> numbers;
+  std::vector<int> gone;
   for (int peer = 0; peer < size(); ++peer) {
     if (has_left(peer)) {
-      numbers.push_back(number_of(peer));
+      gone.push_back(peer);
     }
   }
-  if (numbers.empty()) {
-    return "";
+  return gone.empty() ? "" : "; " + have_left(gone);
+}
+
+std::string MatchingTransport::have_left(const std::vector<int>& peers) const {
+  std::vector<int> numbers;
+  for (const int peer : peers) {
+    numbers.push_back(number_of(peer));
   }
-  return "; " + name_ranks(numbers) +
+  return name_ranks(numbers) +
       (numbers.size() == 1 ? " has left or died" : " have left or died");
 }
 

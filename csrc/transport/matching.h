@@ -155,17 +155,18 @@ class MatchingTransport : public Transport {
   /// can come.
   template <typename Posted, typename IsOver>
   void check_living(const Posted& request, IsOver is_over) const {
-    int over = 0;
+    std::vector<int> over;
     for (const int peer : others()) {
-      if (!is_over(peer)) {
-        continue;
-      }
-      ++over;
-      if (request.needs(peer)) {
-        fail(name_of(peer) + " has left or died");
+      if (is_over(peer)) {
+        over.push_back(peer);
       }
     }
-    if (over == size() - 1 && request.needs_any()) {
+    // All of them: one may have left only because another had died.
+    if (std::ranges::any_of(
+            over, [&](int peer) { return request.needs(peer); })) {
+      fail(have_left(over));
+    }
+    if (std::ssize(over) == size() - 1 && request.needs_any()) {
       fail("all other ranks have left or died");
     }
   }
@@ -202,6 +203,8 @@ class MatchingTransport : public Transport {
 
  private:
   [[noreturn]] void fail(const std::string& what) const;
+  /// "ranks 1,3 have left or died"
+  std::string have_left(const std::vector<int>& peers) const;
   std::string name_of(int peer) const {
     return name_ranks({number_of(peer)});
   }

@@ -156,8 +156,14 @@ bool Connection::is_abandoned() const {
 bool Connection::is_silent(std::chrono::milliseconds patience) const {
   tcp_info known{};
   socklen_t length = sizeof(known);
-  return getsockopt(socket_, IPPROTO_TCP, TCP_INFO, &known, &length) == 0 &&
-      known.tcpi_unacked > 0 && known.tcpi_retransmits > 0 &&
+  if (getsockopt(socket_, IPPROTO_TCP, TCP_INFO, &known, &length) != 0) {
+    return false;
+  }
+  // To a peer that has no room for more, nothing but probes go; each answer
+  // sets their number back, and the first may not have had the time for one.
+  const bool repeats = (known.tcpi_unacked > 0 && known.tcpi_retransmits > 0) ||
+      known.tcpi_probes > 1;
+  return repeats &&
       std::chrono::milliseconds(known.tcpi_last_ack_recv) > patience;
 }
 
