@@ -4,6 +4,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <thread>
 #include <vector>
 
@@ -11,7 +12,9 @@ namespace hvd {
 
 namespace {
 
-constexpr std::chrono::milliseconds kPollInterval{2};
+// Between two looks: at first, and at most, for every rank asks one store.
+constexpr std::chrono::milliseconds kFirstPause{2};
+constexpr std::chrono::milliseconds kLongestPause{50};
 // What ranks allow each other beyond the timeout: rank 0 to tell of it, the
 // others to hear.
 constexpr std::chrono::seconds kGrace{5};
@@ -21,11 +24,13 @@ bool wait_for_key(
     const std::string& key,
     Deadline deadline) {
   // Store::wait would hold the connection, and set its own timeout.
+  auto pause = kFirstPause;
   while (!store.check({key})) {
     if (Clock::now() >= deadline) {
       return false;
     }
-    std::this_thread::sleep_for(kPollInterval);
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, kLongestPause);
   }
   return true;
 }
@@ -36,6 +41,10 @@ std::string came(const std::string& prefix, int rank) {
 
 std::string heard(const std::string& prefix, int rank) {
   return prefix + "/heard/" + std::to_string(rank);
+}
+
+std::string missing_key(const std::string& prefix) {
+  return prefix + "/missing";
 }
 
 std::string join(const std::vector<int>& ranks) {
@@ -66,13 +75,21 @@ void lead(
   }
   const std::string missed = join(missing);
   store.set(
-      prefix + "/missing", std::vector<uint8_t>(missed.begin(), missed.end()));
+      missing_key(prefix), std::vector<uint8_t>(missed.begin(), missed.end()));
   // The store may be this process's, and go with it. Their last word to it has
   // no answer that they could miss.
   const auto latest = Clock::now() + kGrace;
+  bool all_heard = missing.empty();
   for (int peer = 1; peer < size; ++peer) {
     if (store.check({came(prefix, peer)})) {
-      wait_for_key(store, heard(prefix, peer), latest);
+      all_heard &= wait_for_key(store, heard(prefix, peer), latest);
+    }
+  }
+  if (all_heard) { // and look at nothing of this barrier any more
+    store.deleteKey(missing_key(prefix));
+    for (int peer = 1; peer < size; ++peer) {
+      store.deleteKey(came(prefix, peer));
+      store.deleteKey(heard(prefix, peer));
     }
   }
   if (!missing.empty() && late && !wait_all_ranks) {
@@ -98,8 +115,9 @@ void follow(
     std::chrono::milliseconds timeout) {
   store.set(came(prefix, rank), std::vector<uint8_t>{1});
   std::string error;
-  if (wait_for_key(store, prefix + "/missing", deadline_in(timeout) + kGrace)) {
-    const auto missing = store.get(prefix + "/missing");
+  const auto key = missing_key(prefix);
+  if (wait_for_key(store, key, deadline_in(timeout) + kGrace)) {
+    const auto missing = store.get(key);
     store.set(heard(prefix, rank), std::vector<uint8_t>{1});
     if (missing.empty()) {
       return;

@@ -94,8 +94,15 @@ def monitored_barrier(seconds: float, wait_all_ranks: bool = False) -> None:
 
 
 def test_monitored_barrier() -> None:
+    """It leaves nothing in the store."""
+    store = dist.distributed_c10d._get_default_store()
+    keys = []
     for _ in range(3):
         monitored_barrier(5.0)
+        dist.barrier()
+        keys.append(store.num_keys())
+        dist.barrier()
+    assert keys == keys[:1] * 3
 
 
 @pytest.mark.parametrize("wait_all_ranks", [False, True])
