@@ -3,6 +3,7 @@
 #include "codec/choice.h"
 #include "codec/codec.h"
 #include "codec/kernels.h"
+#include "common/neutral_thread.h"
 #include "engine/error_feedback.h"
 
 #include <c10/util/Exception.h>
@@ -129,7 +130,7 @@ std::shared_ptr<Residual> residual_of(
 } // namespace
 
 void bind_codecs(py::module_& module) {
-  using NoGil = py::call_guard<py::gil_scoped_release>;
+  using NoGil = py::call_guard<py::gil_scoped_release, NeutralThread>;
   py::class_<Residual, std::shared_ptr<Residual>>(module, "Residual")
       .def_readwrite("contribution", &Residual::contribution)
       .def_readwrite("shard", &Residual::shard);

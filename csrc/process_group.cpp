@@ -15,6 +15,15 @@ ProcessGroupHVD::Splitter& splitter_of_all() {
   return splitter;
 }
 
+/// In a forked child, whoever is the last to hold an engine of the parent's
+/// leaves it as it is: its threads do not exist there.
+void destroy_or_leave(Engine* engine) {
+  std::unique_ptr<Engine> owner(engine);
+  if (engine->forked()) {
+    (void)owner.release();
+  }
+}
+
 } // namespace
 
 ProcessGroupHVD::ProcessGroupHVD(
@@ -29,12 +38,14 @@ ProcessGroupHVD::ProcessGroupHVD(
       options_(std::move(options)),
       group_(group),
       engine_(
-          std::make_shared<Engine>(
+          std::make_unique<Engine>(
               std::move(transport),
               std::move(device),
               Witness(store_, rank_, size_, group_),
               Registry::instance().add_statistics(group_, stats_edges),
-              engine_settings(*options_, size_))) {
+              engine_settings(*options_, size_))
+              .release(),
+          &destroy_or_leave) {
   on_host_ = c10::make_intrusive<HostGroup>(engine_, options_);
   if (engine_->device() != nullptr) {
     on_device_ = c10::make_intrusive<DeviceGroup>(engine_, options_);
@@ -43,11 +54,7 @@ ProcessGroupHVD::ProcessGroupHVD(
 }
 
 ProcessGroupHVD::~ProcessGroupHVD() {
-  if (engine_->forked()) {
-    Registry::instance().bury(std::move(engine_));
-  } else {
-    engine_->shutdown();
-  }
+  engine_->shutdown();
 }
 
 ProcessGroupHVD::WorkPtr ProcessGroupHVD::broadcast(

@@ -146,7 +146,7 @@ class ProcessGroupHVD final : public c10d::Backend {
   const c10::intrusive_ptr<c10d::Store> store_;
   const c10::intrusive_ptr<hvd::Options> options_;
   const std::string group_;
-  std::shared_ptr<Engine> engine_;
+  const std::shared_ptr<Engine> engine_;
   c10::intrusive_ptr<HostGroup> on_host_;
   c10::intrusive_ptr<DeviceGroup> on_device_; ///< null if there is no device
   std::atomic<uint64_t> monitored_barriers_{0};

@@ -47,8 +47,4 @@ void Registry::shutdown_all() {
   }
 }
 
-void Registry::bury(std::shared_ptr<Engine> engine) {
-  buried_.push_back(std::move(engine));
-}
-
 } // namespace hvd

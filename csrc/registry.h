@@ -30,16 +30,12 @@ class Registry {
   /// Shuts down every engine that is still there.
   void shutdown_all();
 
-  /// In a forked child: holds an engine whose threads do not exist for ever.
-  void bury(std::shared_ptr<Engine> engine);
-
  private:
   std::mutex mutex_;
   std::vector<std::weak_ptr<Engine>> engines_;
   /// Each with fork_depth() where it was made: a lock of the parent's may be
   /// held by a thread that the child lacks.
   std::vector<std::pair<int, std::shared_ptr<Statistics>>> statistics_;
-  std::vector<std::shared_ptr<Engine>> buried_;
 };
 
 } // namespace hvd

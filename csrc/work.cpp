@@ -1,8 +1,8 @@
 #include "work.h"
 
 #include "common/error.h"
+#include "common/neutral_thread.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 
@@ -272,16 +272,15 @@ std::string MessageWork::describe() const {
 void MessageWork::wait_until(
     Deadline deadline,
     const std::function<void()>& arrived) {
-  std::unique_lock<std::timed_mutex> lock(request_mutex_, deadline);
-  if (!lock || Work::isCompleted()) {
+  std::unique_lock<std::mutex> lock(request_mutex_);
+  if (Work::isCompleted()) {
     return;
   }
   std::string failure;
   try {
     request_->wait(deadline);
     if (!buffer_.is_alias_of(tensor_)) {
-      // A message is data: autograd must not see it written.
-      at::AutoDispatchBelowADInplaceOrView untracked;
+      const NeutralThread neutral;
       tensor_.copy_(buffer_);
     }
     engine_->message_done(
@@ -303,15 +302,14 @@ void MessageWork::wait_until(
 
 bool MessageWork::wait(std::chrono::milliseconds timeout) {
   check_process();
-  {
+  if (timeout <= kNoTimeout) {
     const Engine::MessageWait waiting(*engine_, call());
-    wait_until(deadline_in(timeout <= kNoTimeout ? timeout_ : timeout), [] {});
-  }
-  if (!Work::isCompleted()) {
+    wait_until(deadline_in(timeout_), [] {});
+  } else if (!wait_for_thread(deadline_in(timeout))) {
     C10_THROW_ERROR(
         DistBackendError,
         "hvd: timed out waiting " + std::to_string(timeout.count()) +
-            " ms for a message");
+            " ms for " + describe());
   }
   wait_for_future_and_rethrow();
   return true;
@@ -327,7 +325,7 @@ void MessageWork::wait_apart() {
             self->wait_until(deadline_in(self->timeout_), over);
           });
     } catch (const c10::Error&) { // the group is closed
-      std::unique_lock<std::timed_mutex> lock(request_mutex_, std::try_to_lock);
+      std::unique_lock<std::mutex> lock(request_mutex_, std::try_to_lock);
       if (lock && !Work::isCompleted()) { // or who holds it concludes
         continuation = conclude(std::current_exception());
       }
@@ -336,6 +334,13 @@ void MessageWork::wait_apart() {
   if (continuation) {
     continuation();
   }
+}
+
+bool MessageWork::wait_for_thread(Deadline deadline) {
+  wait_apart();
+  const Engine::MessageWait waiting(*engine_, call());
+  std::unique_lock<std::mutex> lock(mutex_);
+  return cv_.wait_until(lock, deadline, [this] { return completed_; });
 }
 
 bool MessageWork::isCompleted() {

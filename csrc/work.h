@@ -145,9 +145,13 @@ class MessageWork final : public WorkHVD {
  private:
   MessageCall call() const;
   std::string describe() const override;
-  /// `arrived`: called before the work is done.
+  /// Waits for the transport, and fails the group if that takes too long; or
+  /// for who does so. `arrived`: called before the work is done.
   void wait_until(Deadline deadline, const std::function<void()>& arrived);
+  /// Has a thread do so.
   void wait_apart();
+  /// Whether that is done by then. If not, it goes on.
+  bool wait_for_thread(Deadline deadline);
 
   const c10d::OpType type_;
   const int peer_;
@@ -155,7 +159,7 @@ class MessageWork final : public WorkHVD {
   const at::Tensor tensor_;
   const std::chrono::milliseconds timeout_;
   const Deadline submitted_ = Clock::now();
-  std::timed_mutex request_mutex_; ///< held while waiting; before mutex_
+  std::mutex request_mutex_; ///< held while waiting; before mutex_
   RequestPtr request_;
   std::once_flag waited_apart_;
   std::atomic<bool> looked_at_{false};

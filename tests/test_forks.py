@@ -114,6 +114,24 @@ def test_forked_child_that_waits(verb: str) -> None:
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("ends", ["before", "after"])
+def test_forked_child_that_drops_the_last_work(ends: str) -> None:
+    """It may be the last to hold a group that its parent has destroyed."""
+    group = dist.new_group()
+    held = [dist.all_reduce(torch.ones(count), group=group, async_op=True) for count in (3, LARGE)]
+    for work in held:
+        work.wait()
+    dist.barrier()
+    if ends == "before":
+        dist.destroy_process_group(group)
+    del group, work
+    in_a_fork(held.clear)
+    if ends == "after":
+        dist.destroy_process_group(list(dist.distributed_c10d._world.pg_map)[-1])
+    check_group()
+
+
+@pytest.mark.ranks(2)
 def test_statistics_are_not_of_a_child() -> None:
     """Their locks may be held by threads that it lacks."""
     assert torch_hvd.statistics()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 import torch.distributed as dist
 
 import rows
+import torch_hvd
+from calls import LARGE, SMALL
 from ranks import RankPool
 
 pytestmark = pytest.mark.ranks(1, 2, 3, 4, hosts=[3, 4], by_name=[2, 3])
@@ -109,6 +112,37 @@ def digest_of_sum(dtype: torch.dtype, count: int, op: str) -> str:
         digests.add(hashlib.sha256(tensor.view(torch.uint8).numpy().tobytes()).hexdigest())
     assert len(digests) == 1, "two equal calls differ"
     return digests.pop()
+
+
+def sum_of_denormals(codec: str, late: int) -> list[int]:
+    """Bits of a sum of denormal numbers while the thread flushes them; one rank does not wait, so a
+    thread sums that knows nothing of it.
+    """
+    bits = []
+    with torch_hvd.compression(codec):
+        dist.all_reduce(torch.ones(3), async_op=True).wait()
+        torch.set_flush_denormal(True)
+        try:
+            for count in (SMALL, LARGE):
+                tensor = torch.full((count,), 0x1000, dtype=torch.int32).view(torch.float32)
+                is_late = dist.get_rank() == late
+                work = dist.all_reduce(tensor, async_op=is_late)
+                if is_late:
+                    while not work.is_completed():
+                        time.sleep(0.001)
+                bits += tensor.view(torch.int32).unique().tolist()
+        finally:
+            torch.set_flush_denormal(False)
+    return bits
+
+
+@pytest.mark.parametrize("codec", ["none", "int8"])
+def test_denormals_whatever_a_thread_does_with_them(pool: RankPool, codec: str) -> None:
+    loses = 0.01 if codec == "int8" else 0
+    for late in range(pool.size):
+        bits = pool.run(sum_of_denormals, codec, late)
+        assert bits == bits[:1] * pool.size
+        assert bits[0] == pytest.approx([0x1000 * pool.size] * 2, rel=loses)
 
 
 def max_of(dtype: torch.dtype) -> torch.dtype:

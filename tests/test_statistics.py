@@ -183,6 +183,16 @@ def test_a_burst_in_one_call_takes_four_frames_at_most() -> None:
     assert max(frames_of_bursts(in_one_call)) <= 4
 
 
+@pytest.mark.ranks(2)
+def test_a_sparse_tensor_counts_as_what_it_was() -> None:
+    group = dist.new_group()
+    indices = torch.arange(1000)[None] + 1000 * dist.get_rank()
+    tensor = torch.sparse_coo_tensor(indices, torch.ones(1000), (2000,)).coalesce()
+    dist.all_reduce(tensor, group=group)
+    assert tensor._nnz() == 2000
+    assert counts()["tensor_bytes"] == indices.nbytes + 4 * 1000
+
+
 @pytest.mark.ranks(2, 3)
 def test_large_tensors_take_no_frames() -> None:
     """That they overlap all the same, the model's test_ahead shows."""

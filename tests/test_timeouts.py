@@ -89,6 +89,31 @@ def test_nearer_timeouts() -> None:
     lonely(calls, timedelta(seconds=30))
 
 
+@pytest.mark.parametrize("count", [SMALL, LARGE])
+@pytest.mark.parametrize("polls", [False, True])
+def test_wait_for_a_message_that_comes_later(count: int, polls: bool) -> None:
+    """As with a collective, a wait that is given up ends nothing but itself."""
+    store = dist.distributed_c10d._get_default_store()
+    rank, group = dist.get_rank(), dist.new_group()
+    message = torch.zeros(count)
+    if rank == 0:
+        work = dist.irecv(message, 1, group=group)
+        assert work is not None
+        for _ in range(2 * polls):
+            assert not work.is_completed()
+        for _ in range(2):
+            expect_timeout("recv from rank 1", lambda: work.wait(timedelta(seconds=0.3)), 0.3)
+        store.set("send now", "")
+        work.wait(timedelta(seconds=10))
+    elif rank == 1:
+        store.wait(["send now"])
+        store.delete_key("send now")
+        message += 1
+        dist.send(message, 0, group=group)
+    assert torch.all(message == (rank < 2))
+    dist.barrier(group=group)
+
+
 def test_timeouts_of_centuries() -> None:
     """They end no earlier than the clock does."""
     ages = timedelta(days=200_000)

@@ -10,9 +10,10 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
-from calls import LARGE, check_group, cpu_backend
+from calls import LARGE, SMALL, check_group, cpu_backend
 from rows import filled
 from starts import STARTS, Start, start_all_reduce, start_barrier, start_reduce, start_send_recv
 
@@ -274,6 +275,79 @@ def test_callback_may_call_collectives(count: int) -> None:
     next_work = dist.all_reduce(first, async_op=True).get_future().then(chain).wait()
     next_work.wait()
     assert first[0] == size and second[0] == 2 * size
+
+
+@pytest.mark.parametrize("waits_for", ["future", "work"])
+@pytest.mark.parametrize("counts", [(3, 3), (3, LARGE), (LARGE, 3)], ids=str)
+def test_callback_may_wait_for_what_completes_with_it(
+    counts: tuple[int, int], waits_for: str
+) -> None:
+    """Both are done at once where the other ranks are late; neither future waits for the other's
+    callback.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for turn in range(10):
+        dist.barrier()
+        time.sleep(0.02 * (rank > 0))
+        tensors = [torch.ones(count) for count in counts]
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        futures = [work.get_future() for work in works]
+        mine, others = turn % 2, 1 - turn % 2
+        wait = futures[others].wait if waits_for == "future" else works[others].wait
+        futures[mine].then(lambda _, wait=wait: wait()).wait()
+        assert all(filled(tensor, size) for tensor in tensors)
+
+
+def test_wait_does_not_wait_for_callbacks_of_others() -> None:
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    group = dist.new_group()
+    release = threading.Event()
+    if rank == 1 and dist.get_world_size() > 1:
+        store.wait([f"called {group.group_name}"])  # so nothing is done before
+    works = [dist.all_reduce(torch.ones(3), group=group, async_op=True) for _ in range(3)]
+    if rank != 0 or dist.get_world_size() == 1:
+        release.set()
+    futures = [work.get_future() for work in works]
+    blocked = futures[0].then(lambda _: release.wait(20))
+    store.set(f"called {group.group_name}", "")
+    works[1].wait(timedelta(seconds=5))
+    futures[2].wait()
+    assert blocked.done() == release.is_set() or rank > 0
+    release.set()
+    assert blocked.wait() is True
+
+
+def test_callbacks_do_not_meet_what_a_waiting_thread_has_set() -> None:
+    """Here that what it makes are inference tensors, which cannot be saved for backward."""
+    weight = torch.ones(3, requires_grad=True)
+    for turn in range(30):
+        made: list[torch.Tensor] = []
+
+        def note(_: object, made: list[torch.Tensor] = made) -> None:
+            made.append(torch.ones(3))
+
+        time.sleep(0.002 * (turn % 2 == dist.get_rank()))
+        chained = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(note)
+        with torch.inference_mode():
+            dist.barrier()
+        chained.wait()
+        (weight * made[0]).sum().backward()
+
+
+def test_waits_under_a_dispatch_mode() -> None:
+    """Results are written as data: a mode of the thread that waits sees nothing of it."""
+    size = dist.get_world_size()
+    strided = [torch.ones(2 * count)[::2] for count in (SMALL, LARGE)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in strided]
+    peers = [rank for rank in range(size) if rank != dist.get_rank()]
+    received = [torch.zeros(2 * SMALL)[::2] for _ in peers]
+    works += [dist.isend(torch.ones(SMALL), peer) for peer in peers]
+    works += [dist.irecv(each, peer) for each, peer in zip(received, peers, strict=True)]
+    with FakeTensorMode():
+        for work in works:
+            work.wait()
+    assert all(filled(tensor, size) for tensor in strided)
+    assert all(filled(tensor, 1) for tensor in received)
 
 
 def test_callback_that_raises() -> None:

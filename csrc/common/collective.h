@@ -119,7 +119,9 @@ struct Collective {
   /// Addresses of the caller's tensors, begin and end; see MemoryInUse.
   std::vector<std::pair<uintptr_t, uintptr_t>> memory;
 
-  uint64_t seq = 0; ///< place in the group's sequence, given by the engine
+  // Given by the engine when it is submitted:
+  uint64_t seq = 0; ///< place in the group's sequence
+  int64_t bytes = 0; ///< tensor_bytes(); a sparse output may replace its input
 };
 
 inline bool is_compressed(const Collective& collective) {

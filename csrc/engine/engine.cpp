@@ -3,8 +3,7 @@
 #include "collectives/stand_ins.h"
 #include "common/error.h"
 #include "common/fork.h"
-
-#include <ATen/core/LegacyTypeDispatch.h>
+#include "common/neutral_thread.h"
 
 #include <algorithm>
 #include <iterator>
@@ -100,6 +99,7 @@ void Engine::submit(const std::shared_ptr<Operation>& operation) {
   operation->remaining = operation->collectives.size();
   for (auto& collective : operation->collectives) {
     collective.seq = submitted_++;
+    collective.bytes = tensor_bytes(collective);
     last_called_ = collective.signature;
     if (collective.signature.verb == Verb::Alltoall) {
       last_splits_ = Witness::Splits::of(collective);
@@ -160,7 +160,7 @@ WaitingTime::Call Engine::waiting() {
 }
 
 void Engine::future_asked() {
-  statistics_->waiting().ask(/*by_engine=*/background_of_ != nullptr);
+  statistics_->waiting().ask(/*by_engine=*/in_continuation_);
 }
 
 void Engine::future_answered() {
@@ -276,8 +276,7 @@ void Engine::start_ready(Lock& lock, Track& track, Aftermath& aftermath) {
 }
 
 void Engine::start(Track& track, Batch& batch) {
-  // Results are data, whoever drives: autograd must not see them written.
-  at::AutoDispatchBelowADInplaceOrView untracked;
+  const NeutralThread neutral;
   auto timeout = batch.items[0].collective->timeout;
   for (const auto& item : batch.items) {
     timeout = std::min(timeout, item.collective->timeout);
@@ -293,8 +292,7 @@ void Engine::start(Track& track, Batch& batch) {
 }
 
 bool Engine::finish(Track& track, Batch& batch) {
-  // Results are data, whoever drives: autograd must not see them written.
-  at::AutoDispatchBelowADInplaceOrView untracked;
+  const NeutralThread neutral;
   if (!track.finish(batch)) {
     return false;
   }
@@ -362,7 +360,7 @@ void Engine::record(const Batch& batch, bool framed) {
   response.framed = framed;
   response.tensors = batch.items.size();
   for (const auto& item : batch.items) {
-    response.bytes += tensor_bytes(*item.collective);
+    response.bytes += item.collective->bytes;
   }
   response.seconds = seconds(batch.times.finished - batch.times.started);
   statistics_->add(response);
@@ -424,7 +422,7 @@ void Engine::work_off(Lock& lock, Track& track) {
 
 void Engine::wake_sleepers(const Track* but) {
   for (auto* track : tracks_) {
-    if (track != but && !is_idle(*track) &&
+    if (track != but && (is_held(*track) || !is_idle(*track)) &&
         track->sleeping + track->napping > 0) {
       track->work_ready.notify_one();
     }
@@ -435,29 +433,19 @@ void Engine::conclude(Lock& lock, Aftermath& aftermath) {
   if (aftermath.operations.empty() && aftermath.batches.empty()) {
     return;
   }
-  const bool runs_user_code = !aftermath.continuations.empty();
-  if (runs_user_code) {
-    // They may wait for operations that only another thread can drive then.
-    for (auto* track : tracks_) {
-      track->free_threads -= background_of_ == track;
-      try {
-        ensure_background_thread(*track);
-      } catch (const std::exception&) {
-        // The system refuses one; as a rule they wait for nothing.
-      }
+  std::ranges::move(
+      aftermath.continuations, std::back_inserter(continuations_));
+  aftermath.continuations.clear();
+  if (continues_ != this) {
+    try {
+      ensure_continuing();
+    } catch (const std::exception&) { // the system refuses a thread
+      run_continuations(lock);
     }
   }
   lock.unlock();
-  for (auto& continuation : aftermath.continuations) {
-    continuation();
-  }
   aftermath = {};
   lock.lock();
-  if (runs_user_code) {
-    for (auto* track : tracks_) {
-      track->free_threads += background_of_ == track;
-    }
-  }
 }
 
 bool Engine::forked() const {
@@ -465,6 +453,9 @@ bool Engine::forked() const {
 }
 
 uint64_t Engine::submitted() {
+  if (forked()) {
+    return 0;
+  }
   Lock lock(mutex_);
   return submitted_;
 }

@@ -80,7 +80,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Throws what submit() would throw. `call`: for the message.
   void check_usable(const char* call);
 
-  /// Whether the group has failed or was aborted.
+  /// Whether the group has failed or was aborted; in a forked child, not.
   bool failed();
 
   /// Throws what the group has failed of, if it has.
@@ -123,7 +123,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool takes_in_place(const Collective& collective, c10::DeviceType device)
       const;
 
-  /// Collectives submitted so far.
+  /// Collectives submitted so far; in a forked child, none.
   uint64_t submitted();
 
   Transport& transport() const {
@@ -136,11 +136,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
+  using Continuation = std::function<void()>;
 
   /// What is left to do about finished items once no lock and no role is held.
   /// Dropping an item can free a Python tensor, which takes the GIL.
   struct Aftermath {
-    std::vector<std::function<void()>> continuations;
+    std::vector<Continuation> continuations;
     c10::SmallVector<Operation::OnDone, 1> called; ///< they hold the works
     c10::SmallVector<std::shared_ptr<Operation>, 1> operations;
     c10::SmallVector<Batch, 1> batches;
@@ -177,6 +178,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void record(const Batch& batch, bool framed);
   void retire(Lock& lock, Aftermath& aftermath);
   void conclude(Lock& lock, Aftermath& aftermath);
+  /// Whether a thread that has nothing to do should run some.
+  bool may_continue() const;
+  /// Whoever does not run the next continuation sees to it that another thread
+  /// does, or will if who runs the one before does not come back.
+  void ensure_continuing();
+  void run_continuations(Lock& lock);
+  /// Called by a background thread of the track.
+  void continue_beside(Lock& lock, Track& track);
 
   // The parts of a role that run unlocked.
   void start(Track& track, Batch& batch);
@@ -195,6 +204,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   std::thread make_thread(std::function<void(Engine&)> body);
   void ensure_background_thread(Track& track);
+  void add_background_thread(Track& track);
   void background(Track& track);
   /// Until there is work for its background thread. `nap`: between two looks.
   void rest(Lock& lock, Track& track, Clock::duration& nap);
@@ -217,8 +227,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   const std::shared_ptr<Statistics> statistics_;
   const Settings settings_;
   const int fork_depth_;
-  /// The track whose background thread this is, if any.
-  static thread_local const Track* background_of_;
+  /// Whether this thread is about to run the continuations of an engine by
+  /// itself, as its background threads are; and whether it is in one.
+  static thread_local const Engine* continues_;
+  static thread_local bool in_continuation_;
 
   std::mutex witness_mutex_; ///< taken without `mutex_`
   Witness witness_;
@@ -229,6 +241,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::deque<Pending> pending_; ///< settled in order, whichever is first
   uint64_t retired_ = 0; ///< collectives settled
   bool retiring_ = false;
+  /// What users have hung on futures: run by background threads only, for it
+  /// must not meet what a caller has set for its thread. Each may wait for what
+  /// another one does, so none waits for the one before.
+  std::deque<Continuation> continuations_;
+  bool continuing_ = false; ///< a thread runs one after the other
+  Deadline continuing_since_; ///< the one that it is at
+  uint64_t turn_ = 0; ///< of that thread; it ends when another one takes over
   std::deque<Item> waiting_; ///< for memory that is in use, and behind such
   MemoryInUse memory_;
   ErrorFeedback error_feedback_;

@@ -96,6 +96,9 @@ void Engine::abort(const std::string& reason) noexcept {
 }
 
 bool Engine::failed() {
+  if (forked()) {
+    return false; // its lock may be held by a thread that does not exist here
+  }
   Lock lock(mutex_);
   return error_ != nullptr;
 }
@@ -110,7 +113,7 @@ void Engine::rethrow_failure() {
 
 void Engine::check_usable(const char* call) {
   if (forked()) {
-    refuse(call); // its lock may be held by a thread that does not exist here
+    refuse(call);
   }
   Lock lock(mutex_);
   if (error_ || closed_) {

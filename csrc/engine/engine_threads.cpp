@@ -29,6 +29,9 @@ constexpr std::chrono::milliseconds kLongestHold{4};
 constexpr std::chrono::milliseconds kAwake{1};
 constexpr std::chrono::microseconds kLongestNap{400};
 
+// A continuation that takes longer may be waiting for the next one.
+constexpr std::chrono::microseconds kStuck{200};
+
 void join_all(std::vector<std::thread> threads) {
   for (auto& thread : threads) {
     if (thread.get_id() == std::this_thread::get_id()) {
@@ -53,7 +56,8 @@ bool sleeps(std::unique_lock<std::mutex>& lock, ThreadClock thread) {
 
 } // namespace
 
-thread_local const Track* Engine::background_of_ = nullptr;
+thread_local const Engine* Engine::continues_ = nullptr;
+thread_local bool Engine::in_continuation_ = false;
 
 std::thread Engine::make_thread(std::function<void(Engine&)> body) {
   return std::thread(
@@ -69,24 +73,40 @@ void Engine::ensure_watchdog() {
 
 void Engine::ensure_background_thread(Track& track) {
   if (track.free_threads == 0 && !stop_) {
-    threads_.push_back(
-        make_thread([&track](Engine& engine) { engine.background(track); }));
-    ++track.free_threads; // now that there is one: the system may refuse
+    add_background_thread(track);
   }
 }
 
+void Engine::add_background_thread(Track& track) {
+  threads_.push_back(
+      make_thread([&track](Engine& engine) { engine.background(track); }));
+  ++track.free_threads; // now that there is one: the system may refuse
+}
+
 void Engine::background(Track& track) {
-  background_of_ = &track;
+  continues_ = this;
   Lock lock(mutex_);
   Clock::duration nap = kPause;
   while (true) {
     rest(lock, track, nap);
+    if (may_continue()) {
+      continue_beside(lock, track);
+      continue;
+    }
+    const bool holds = is_held(track);
+    if (holds) {
+      hold(lock, track);
+      nap = is_held(track) ? kPause : longer(nap);
+    }
+    try {
+      ensure_continuing(); // this thread has something else to do
+    } catch (const std::exception&) {
+      // The system refuses a thread; as a rule they go on as they are.
+    }
     if (stop_) {
       return;
     }
-    if (is_held(track)) {
-      hold(lock, track);
-      nap = is_held(track) ? kPause : longer(nap);
+    if (holds) {
       start_all(lock);
       wake_sleepers();
     } else {
@@ -96,9 +116,77 @@ void Engine::background(Track& track) {
   }
 }
 
+bool Engine::may_continue() const {
+  return !continuations_.empty() &&
+      (!continuing_ || Clock::now() >= continuing_since_ + kStuck);
+}
+
+void Engine::ensure_continuing() {
+  if (continuations_.empty()) {
+    return;
+  }
+  const auto rests = [](const Track* track) {
+    return track->sleeping + track->napping > 0;
+  };
+  const auto resting = std::ranges::find_if(tracks_, rests);
+  if (resting != tracks_.end()) {
+    (*resting)->work_ready.notify_one();
+  } else {
+    add_background_thread(frames_);
+  }
+}
+
+void Engine::continue_beside(Lock& lock, Track& track) {
+  --track.free_threads;
+  try {
+    // What they wait for may take another thread to drive.
+    ensure_background_thread(track);
+  } catch (const std::exception&) {
+    // The system refuses one; as a rule they wait for nothing.
+  }
+  wake_sleepers();
+  run_continuations(lock);
+  ++track.free_threads;
+}
+
+void Engine::run_continuations(Lock& lock) {
+  const auto* const continues = std::exchange(continues_, nullptr);
+  const bool nested = std::exchange(in_continuation_, true);
+  const auto turn = ++turn_;
+  continuing_ = true;
+  bool is_first = true;
+  while (turn == turn_ && !continuations_.empty()) {
+    auto continuation = std::move(continuations_.front());
+    continuations_.pop_front();
+    continuing_since_ = Clock::now();
+    if (continuations_.empty() && closed_) {
+      progress_.notify_all(); // shutdown() waits for that
+    }
+    if (std::exchange(is_first, false)) {
+      try {
+        ensure_continuing(); // should this one take long
+      } catch (const std::exception&) {
+      }
+    }
+    lock.unlock();
+    continuation();
+    continuation = nullptr; // which may free a Python tensor
+    lock.lock();
+  }
+  if (turn == turn_) {
+    continuing_ = false;
+  }
+  in_continuation_ = nested;
+  continues_ = continues;
+}
+
 void Engine::rest(Lock& lock, Track& track, Clock::duration& nap) {
-  while (!stop_ && !is_held(track) && is_idle(track)) {
-    if (Clock::now() < last_submitted_ + kAwake) {
+  while (!stop_ && !may_continue() && !is_held(track) && is_idle(track)) {
+    if (!continuations_.empty()) {
+      ++track.napping;
+      track.work_ready.wait_for(lock, kStuck);
+      --track.napping;
+    } else if (Clock::now() < last_submitted_ + kAwake) {
       const auto last = last_submitted_;
       ++track.napping;
       track.work_ready.wait_for(lock, nap);
@@ -187,7 +275,7 @@ void Engine::shutdown() noexcept {
     const auto is_busy = [](const auto* track) {
       return !track->started.empty();
     };
-    while (!pending_.empty() || retiring_ ||
+    while (!pending_.empty() || retiring_ || !continuations_.empty() ||
            std::any_of(tracks_.begin(), tracks_.end(), is_busy)) {
       const auto driven = std::find_if(
           tracks_.begin(), tracks_.end(), [this](const auto* track) {

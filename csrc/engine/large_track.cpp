@@ -44,10 +44,9 @@ LargeTrack::LargeTrack(
 Batch LargeTrack::next(uint64_t tail) {
   Batch batch;
   tail_ = tail;
-  // Remembered, for a sparse tensor's output may come in place of its input.
-  batch.bytes = tensor_bytes(*queue.front().collective);
-  if (started.empty() || started_bytes_ + batch.bytes <= most_started_) {
-    started_bytes_ += batch.bytes;
+  const int64_t bytes = queue.front().collective->bytes;
+  if (started.empty() || started_bytes_ + bytes <= most_started_) {
+    started_bytes_ += bytes;
     batch.items.push_back(std::move(queue.front()));
     queue.pop_front();
   }
@@ -61,7 +60,7 @@ Rest LargeTrack::start(Batch& batch) {
     batch.running.push_back(
         std::make_unique<TailExchange>(collective, transport_, tail_, agreed_));
   }
-  Turn turn{collective.seq, batch.bytes, {}};
+  Turn turn{collective.seq, collective.bytes, {}};
   for (const auto& running : batch.running) {
     turn.running.push_back(running.get());
   }
@@ -74,12 +73,12 @@ bool LargeTrack::tells_tail(const Collective& collective) const {
   // Where waiting threads move messages, one after the other costs no time.
   return collective.signature.verb == Verb::Allreduce &&
       transport_.size() > 1 && transport_.moves_by_itself() &&
-      tensor_bytes(collective) / kCutoffs >= limits_.cutoff;
+      collective.bytes / kCutoffs >= limits_.cutoff;
 }
 
 bool LargeTrack::finish(Batch& batch) {
-  const uint64_t first = batch.items[0].collective->seq;
-  while (const auto turn = next_turn(first)) {
+  const Collective& collective = *batch.items[0].collective;
+  while (const auto turn = next_turn(collective.seq)) {
     for (Running* const running : turn->running) {
       running->advance(batch.deadline);
     }
@@ -87,8 +86,8 @@ bool LargeTrack::finish(Batch& batch) {
   for (const auto& running : batch.running) {
     running->finish(batch.deadline);
   }
-  advanced_bytes_ -= batch.bytes;
-  started_bytes_ -= batch.bytes;
+  advanced_bytes_ -= collective.bytes;
+  started_bytes_ -= collective.bytes;
   batch.times.exchanged = Clock::now();
   return true;
 }

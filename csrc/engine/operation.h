@@ -52,7 +52,6 @@ struct Batch {
   std::exception_ptr error; ///< of these alone; the group goes on
   std::vector<RunningPtr> running; ///< what is on the way beside the frame
   Deadline deadline;
-  int64_t bytes = 0; ///< as its track counts them
   Times times; ///< but for `submitted`
 };
 

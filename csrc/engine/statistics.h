@@ -14,8 +14,7 @@ inline double seconds(Clock::duration time) {
   return std::chrono::duration<double>(time).count();
 }
 
-/// What was sent at once: a frame with its buckets, or large collectives that
-/// were waited for together.
+/// What was sent at once: a frame with its buckets, or a large collective.
 struct Response {
   int64_t bytes = 0; ///< of the tensors
   size_t tensors = 0;

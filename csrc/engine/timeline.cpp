@@ -144,7 +144,7 @@ void Timeline::add(
       name,
       times.submitted,
       "\"seq\":" + seq + ",\"batch\":" + std::to_string(times.batch) + ',' +
-          details_of(tensor_bytes(collective), transport));
+          details_of(collective.bytes, transport));
   Deadline begin = times.submitted;
   for (const auto& [stage, end] : stages) {
     nest.begin(stage, begin);

@@ -30,7 +30,7 @@ class TransportTimeout : public TransportError {
 };
 
 /// A verb under way. Destroying it before it is done is safe only after
-/// Transport::abort().
+/// Transport::abort(), but for a receive of the user's.
 class Request {
  public:
   Request() = default;

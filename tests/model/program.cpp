@@ -199,10 +199,7 @@ void Program::add(OperationPlan operation) {
       Wait::Notice,
       Wait::Notice,
       Wait::Never};
-  // Two threads that take the groups in different orders must not have one
-  // stopped by a callback of the other.
-  operation.callback_waits =
-      (groups == 1 || threads == 1) && random_.chance(10);
+  operation.callback_waits = random_.chance(10);
   const size_t place = operations.size();
   const bool in_burst = random_.chance(50);
   for (int rank = 0; rank < size; ++rank) {

@@ -48,7 +48,8 @@ enum class Wait {
 struct OperationPlan {
   int group = 0;
   std::vector<CallPlan> calls;
-  bool callback_waits = false; ///< for the operation submitted last
+  /// For the operation submitted last, and for the end of its callback.
+  bool callback_waits = false;
 
   // By rank.
   std::vector<int> thread;

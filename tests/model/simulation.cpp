@@ -113,6 +113,7 @@ class Simulation::Rank {
     bool submitted = false;
     std::exception_ptr error; ///< guarded by `mutex_`, like what follows
     bool concluded = false;
+    bool called_back = false;
   };
 
   const Program& program() const {
@@ -255,12 +256,20 @@ std::function<void()> Simulation::Rank::conclude(
   call.error = std::move(error);
   call.concluded = true;
   changed_.notify_all();
-  Call* const last = last_submitted_[plan.group];
-  if (!plan.callback_waits || last == nullptr) {
-    return {};
+  const Call* last =
+      plan.callback_waits ? last_submitted_[plan.group] : nullptr;
+  if (last == &call) {
+    last = nullptr;
   }
-  return [engine = engines_[plan.group].get(), last] {
-    engine->drive_until_done(*last->operation);
+  return [this, &call, last, engine = engines_[plan.group].get()] {
+    if (last != nullptr) {
+      engine->drive_until_done(*last->operation);
+    }
+    std::unique_lock<std::mutex> locked(mutex_);
+    changed_.wait(
+        locked, [last] { return last == nullptr || last->called_back; });
+    call.called_back = true;
+    changed_.notify_all();
   };
 }
 
@@ -288,6 +297,9 @@ void Simulation::Rank::run() {
   for (size_t place = 0; place < calls_.size(); ++place) {
     if (calls_[place].submitted) {
       check(place);
+      if (!calls_[place].called_back) {
+        die(place, "shut down before its callback had run");
+      }
     }
   }
   for (auto& thread : threads) {
