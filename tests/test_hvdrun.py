@@ -55,9 +55,9 @@ def dry_run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("options", "command"),
     [
-        ("", "--role rank --tee 3 --no-python python a.py"),
-        ("-H here:2,localhost:1", "--role rank --tee 3 --no-python python a.py"),
-        ("--output-filename /o", f"--no-python {RANK} --output /o python a.py"),
+        ("", "--role rank --tee 3 --no-python -- python a.py"),
+        ("-H here:2,localhost:1", "--role rank --tee 3 --no-python -- python a.py"),
+        ("--output-filename /o", f"--no-python -- {RANK} --output /o python a.py"),
     ],
 )
 def test_torchrun(capsys: pytest.CaptureFixture[str], options: str, command: str) -> None:

@@ -169,6 +169,14 @@ def test_hvdrun_prefixes_output_with_ranks(tmp_path: Path, launcher: str, prefix
     assert f"{sys.executable} -c " in started
 
 
+def test_a_program_has_its_own_options(hvdrun: list[str]) -> None:
+    """Also such as torchrun takes for the beginning of one of its own."""
+    own = ["--run", "3", "--np", "--log=x", "--", "--max"]
+    script = "import sys; print(sys.argv[1:])"
+    ran = run([*hvdrun, "-np", "1", sys.executable, "-c", script, *own])
+    assert [line.endswith(repr(own)) for line in lines(ran)] == [True]
+
+
 def test_hvdrun_writes_output_to_files(hvdrun: list[str], tmp_path: Path) -> None:
     script = (
         "import os, sys, torch\n"

@@ -63,7 +63,8 @@ def torchrun(job: Job) -> Command:
         (
             *("torchrun", "--standalone", "--nproc-per-node", str(job.size)),
             *(() if job.output else ("--role", "rank", "--tee", "3")),
-            *("--no-python", *_command(job)),
+            # Without -- torchrun would take options of the command for its own, shortened: --run.
+            *("--no-python", "--", *_command(job)),
         ),
         job.variables,
     )
