@@ -251,7 +251,12 @@ def test_the_mpirun_of_the_environment_is_taken_and_root_allowed(
         ("--stall-check-shutdown-time-seconds 60", {"HVD_STALL_SHUTDOWN_TIME": "60"}),
         ("--log-level DEBUG", {"HVD_LOG": "info"}),
         ("--log-level ERROR", {"HVD_LOG": "warning"}),
+        ("--stall-check", {}),
         ("--network-interface eth0", {"GLOO_SOCKET_IFNAME": "eth0"}),
+        (
+            "--network-interface eth0 --network-interface eth1,eth2",
+            {"GLOO_SOCKET_IFNAME": "eth0,eth1,eth2"},
+        ),
     ],
 )
 def test_settings(options: str, variables: dict[str, str]) -> None:
@@ -268,7 +273,9 @@ def test_what_follows_the_command_is_its_own(capsys: pytest.CaptureFixture[str])
     [
         ("python a.py", "how many ranks? -np N"),
         ("-np 2", "no command to start"),
-        ("-np 0 true", "argument -np/--num-proc: 0 is less than 1"),
+        ("-np 0 true", "argument -np/--num-proc: '0' is not a whole number from 1 on"),
+        ("-np x true", "argument -np/--num-proc: 'x' is not a whole number from 1 on"),
+        ("-np 2 --stall-check-time x true", "'x' is not a number from 0 on, below 1e9"),
         ("-np 2 --frobnicate true", "unrecognized arguments: --frobnicate"),
         ("-np 3 -H a:1,b true", "-np 3 is more than the 2 slots of the hosts"),
         ("-np 3 -H a:x true", "'a:x' is no host with its slots; they are as in host1:2"),
@@ -287,8 +294,15 @@ def test_what_follows_the_command_is_its_own(capsys: pytest.CaptureFixture[str])
         ("-np 2 --compression int3 true", "invalid choice: 'int3'"),
         ("-np 2 --cycle-time-ms 5 true", "--cycle-time-ms has no meaning here: there is no cycle"),
         ("-np 2 --autotune true", "--autotune has no meaning here: there is nothing to tune"),
+        ("-np 2 --autotune", "--autotune has no meaning here: there is nothing to tune"),
         ("-np 2 --min-np 1 true", "elastic jobs are torchrun's"),
         ("-np 2 -p 22 true", "write it into ~/.ssh/config"),
+        ("-np 2 -p22 true", "-p has no meaning here: write it into ~/.ssh/config"),
+        ("-np 2 --start-timeout=30 true", "--start-timeout has no meaning here: give init_process"),
+        ("-np 2 --config-file=x.yaml true", "--config-file has no meaning here: set HVD_* var"),
+        ("-np 2 --no-timeline-mark-cycles true", "has no meaning here: there is no cycle"),
+        ("-np 2 --log-hide-timestamp true", "lines of the log are as Python's logging formats"),
+        ("-np 2 --no-log-hide-timestamp true", "lines of the log are as Python's logging formats"),
     ],
 )
 def test_refused(

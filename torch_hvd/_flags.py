@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -24,6 +26,7 @@ _SENSELESS = {
     "--autotune-bayes-opt-max-samples": "there is nothing to tune",
     "--autotune-gaussian-process-noise": "there is nothing to tune",
     "--timeline-mark-cycles": "there is no cycle",
+    "--no-timeline-mark-cycles": "there is no cycle",
     "--mpi-threads-disable": "threads are as the MPI library grants them",
     "--no-mpi-threads-disable": "threads are as the MPI library grants them",
     "--num-nccl-streams": "NCCL is that of torch; set its own variables, NCCL_*",
@@ -42,6 +45,8 @@ _SENSELESS = {
     "-prefix-timestamp": "say it to mpirun, with --mpi-args",
     "--log-with-timestamp": "lines of the log are as Python's logging formats them",
     "--log-without-timestamp": "lines of the log are as Python's logging formats them",
+    "--log-hide-timestamp": "lines of the log are as Python's logging formats them",
+    "--no-log-hide-timestamp": "lines of the log are as Python's logging formats them",
     **dict.fromkeys(
         (
             *("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host"),
@@ -71,17 +76,16 @@ class _Senseless(argparse.Action):
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
-    return value
+    if not re.fullmatch(r"[1-9][0-9]*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
 
 
 def _least_zero(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 on")
-    return value
+    with contextlib.suppress(ValueError):
+        if 0 <= (value := float(text)) < 1e9:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on, below 1e9")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -113,9 +117,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         *("--network-interface", "--network-interfaces"),
+        action="append",
+        default=[],
         metavar="IF",
-        help="the network between the hosts, or several as eth0,eth1: GLOO_SOCKET_IFNAME, and "
-        "mpirun's own",
+        help="the network between the hosts, or several, as eth0,eth1 or by the flag again: "
+        "GLOO_SOCKET_IFNAME, and mpirun's own",
     )
     parser.add_argument(
         "--output-filename", metavar="DIR", help="write what each rank prints into this folder"
@@ -128,7 +134,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-v", "--version", action="store_true", help="print the version")
     for flag in _SENSELESS:
-        parser.add_argument(flag, action=_Senseless, nargs=0, help=argparse.SUPPRESS)
+        parser.add_argument(flag, action=_Senseless, nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what to start on each rank")
     return parser
 
@@ -150,6 +156,13 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         help="seconds until an operation that waits is logged; 0: never",
     )
     stall.add_argument("--no-stall-check", action="store_true", help="the same as 0")
+    group.add_argument(  # horovodrun's: the default
+        "--stall-check",
+        action="store_false",
+        dest="no_stall_check",
+        default=False,
+        help=argparse.SUPPRESS,
+    )
     group.add_argument(
         "--stall-check-shutdown-time-seconds",
         type=_least_zero,
@@ -173,7 +186,7 @@ def settings(args: argparse.Namespace) -> dict[str, str]:
         "HVD_STALL_CHECK_TIME": None if stall is None else f"{stall:g}",
         "HVD_STALL_SHUTDOWN_TIME": _text(args.stall_check_shutdown_time_seconds),
         "HVD_LOG": None if args.log_level is None else _LEVELS[args.log_level],
-        "GLOO_SOCKET_IFNAME": args.network_interface,
+        "GLOO_SOCKET_IFNAME": ",".join(args.network_interface) or None,
     }
     return {name: str(value) for name, value in found.items() if value is not None}
 

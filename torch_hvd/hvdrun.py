@@ -67,15 +67,16 @@ def job_of(args: argparse.Namespace) -> _translate.Job:
     if hosts and (slots := sum(host.slots for host in hosts)) < args.size:
         raise ValueError(f"-np {args.size} is more than the {slots} slots of the hosts")
     remote = not all(map(_hosts.is_here, hosts))
+    variables = _flags.settings(args)
     return _translate.Job(
         size=args.size,
         command=tuple(args.command),
         hosts=hosts,
         remote=remote,
         in_slurm="SLURM_JOB_NODELIST" in os.environ,
-        variables=_flags.settings(args),
+        variables=variables,
         output=args.output_filename and os.path.abspath(args.output_filename),
-        interface=args.network_interface,
+        interface=variables.get("GLOO_SOCKET_IFNAME"),
         mpi_args=args.mpi_args,
         binding_args=args.binding_args,
     )
