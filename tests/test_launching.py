@@ -193,6 +193,17 @@ def test_hvdrun_writes_output_to_files(hvdrun: list[str], tmp_path: Path) -> Non
     }
 
 
+@pytest.mark.parametrize("to_files", [False, True], ids=["terminal", "files"])
+def test_hvdrun_leaves_nothing_in_the_temporary_folder(tmp_path: Path, to_files: bool) -> None:
+    temporary, logs = tmp_path / "tmp", tmp_path / "logs"
+    temporary.mkdir()
+    options = ["-np", "2", *(["--output-filename", str(logs)] if to_files else [])]
+    ran = run([*HVDRUN, *options, "echo", "here"], TMPDIR=str(temporary))
+    files = [path.read_text() for path in logs.glob("*/stdout")]
+    assert (ran.stdout + "".join(files)).count("here") == 2
+    assert list(temporary.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("does", "code"),
     [("os._exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", 128 + signal.SIGKILL)],

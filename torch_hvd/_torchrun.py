@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import tempfile
 from collections.abc import Sequence
 
 from torch.distributed import run as torch_run
@@ -17,7 +18,9 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # torchrun does not flush what ranks print
     try:
-        torch_run.run(torch_run.parse_args(list(arguments)))
+        # What ranks print goes through files, which torchrun would leave behind.
+        with tempfile.TemporaryDirectory(prefix="hvdrun-") as folder:
+            torch_run.run(torch_run.parse_args(["--log-dir", folder, *arguments]))
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         code = failure.exitcode
