@@ -24,7 +24,7 @@ def test_plot(tmp_path: Path) -> None:
             for upto, (count, seconds) in zip(uptos, of_rank, strict=True)
         ]
         group = {"responses": 0, "messages": 0, "rows": rows}  # 0: it need not be printed
-        text = json.dumps({"rank": rank, "run": "", "groups": [group, group]})
+        text = json.dumps({"rank": rank, "run": "", "ended": True, "groups": [group, group]})
         (tmp_path / f"rank-{rank}.stats.json").write_text(text)
     file = tmp_path / "stats.png"
     report.main(["stats", str(tmp_path), "--plot", str(file)])
@@ -58,6 +58,22 @@ def test_report_of_nothing(tmp_path: Path) -> None:
             match=rf"holds no rank-N\.{command}\.json; was it given as HVD_{command.upper()}",
         ):
             report.main([command, str(tmp_path)])
+
+
+def test_statistics_of_a_rank_that_a_signal_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As torchrun ends those that are well, once one fails."""
+    script = "dist.all_reduce(torch.ones(4))\nif rank == 1: os.kill(os.getpid(), 15)"
+    ended = launch(script, 2, env={"HVD_STATS": str(tmp_path)})
+    assert [process.returncode for process in ended] == [0, -15], ended
+    report.main(["stats", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert "Rank 0, group 0: 1 tensors in 1 responses" in printed
+    assert "Rank 1 has not written its statistics: it is still running, or did not end" in printed
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"rank-{rank}.stats.json" for rank in range(2)
+    ]
 
 
 def test_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,7 +96,7 @@ def end() -> None:
     finally:
         # A child that was forked comes here, too, where it ends as a program does.
         if _process and _process.pid == os.getpid() and _process.statistics:
-            _write_statistics(_process, _process.statistics)
+            _write_statistics(_process, _process.statistics, ended=True)
 
 
 @dataclass
@@ -127,10 +127,18 @@ def _start_timeline(path: str | os.PathLike[str]) -> None:
 def _start_statistics(path: str) -> None:
     assert _process
     file = _file(path, _process.rank, "stats")
-    _write_statistics(_process, file)  # at the end it would be too late to find that it cannot be
+    # At the end it would be too late to find that it cannot be written.
+    _write_statistics(_process, file, ended=False)
     _process.statistics = file
 
 
-def _write_statistics(process: _Process, file: Path) -> None:
-    content = {"rank": process.rank, "run": process.run, "groups": _C.statistics()}
-    file.write_text(json.dumps(content, indent=1))
+def _write_statistics(process: _Process, file: Path, ended: bool) -> None:
+    content = {
+        "rank": process.rank,
+        "run": process.run,
+        "ended": ended,
+        "groups": _C.statistics() if ended else [],
+    }
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(content, indent=1))
+    partial.replace(file)  # so that a rank that is killed leaves what was there, or all of it

@@ -217,6 +217,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not ranks:
             raise SystemExit(f"{options.folder} holds nothing of rank {options.rank}")
     for rank in ranks:
+        if not rank["ended"]:
+            print(
+                f"Rank {rank['rank']} has not written its statistics: it is still running, or did "
+                "not end by itself; once a rank fails, torchrun ends the others by a signal."
+            )
         for group in rank["groups"]:
             if group["responses"] or group["messages"]:
                 print(stats_table(rank["rank"], group))
