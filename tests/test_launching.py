@@ -245,6 +245,25 @@ def test_a_command_that_is_not_there(hvdrun: list[str]) -> None:
     assert "/no/such/program" in ran.stderr
 
 
+@pytest.mark.parametrize("text", ["true\n", "#!/no/such/interpreter\n"], ids=["none", "missing"])
+def test_a_command_without_its_interpreter(hvdrun: list[str], tmp_path: Path, text: str) -> None:
+    script = tmp_path / "script"
+    script.write_text(text)
+    script.chmod(0o755)
+    ran = run([*hvdrun, "-np", "2", str(script)])
+    assert ran.returncode != 0
+    assert str(script) in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_file_where_the_output_of_a_rank_would_go(hvdrun: list[str], tmp_path: Path) -> None:
+    (tmp_path / "rank.1").touch()
+    ran = run([*hvdrun, "-np", "2", "--output-filename", str(tmp_path), "true"])
+    assert ran.returncode != 0
+    assert f"hvdrun: --output-filename {tmp_path}: [Errno 17] File exists: " in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "term"])
 def test_ctrl_c_leaves_no_process(hvdrun: list[str], number: int) -> None:
     env, token = environment()

@@ -60,6 +60,29 @@ def test_report_of_nothing(tmp_path: Path) -> None:
             report.main([command, str(tmp_path)])
 
 
+def test_what_cannot_be_read_or_written(tmp_path: Path) -> None:
+    """Is one sentence. A file of another name is not looked at."""
+    content = json.dumps({"rank": 0, "run": "", "ended": True, "groups": []})
+    file, events = tmp_path / "rank-0.stats.json", tmp_path / "rank-0.timeline.json"
+    file.write_text(content)
+    (tmp_path / "rank-0copy.stats.json").write_text("")
+    report.main(["stats", str(tmp_path)])
+    for plot in ("nodir/x.png", "x.txt"):
+        with pytest.raises(SystemExit, match=f"--plot {tmp_path / plot}: "):
+            report.main(["stats", str(tmp_path), "--plot", str(tmp_path / plot)])
+    for text in (content[:-3], "[]", ""):
+        file.write_text(text)
+        with pytest.raises(SystemExit, match=f"{file} cannot be read: "):
+            report.main(["stats", str(tmp_path)])
+    events.write_text("[]")
+    with pytest.raises(SystemExit, match=f"{events} cannot be read: "):
+        report.main(["timeline", str(tmp_path)])
+    events.write_text('[{"args": {}}]')
+    (tmp_path / "timeline.json").mkdir()
+    with pytest.raises(SystemExit, match=r"/timeline\.json cannot be written: Is a directory"):
+        report.main(["timeline", str(tmp_path)])
+
+
 def test_statistics_of_a_rank_that_a_signal_has_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

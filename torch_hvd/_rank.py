@@ -73,7 +73,10 @@ def replace(command: list[str]) -> None:
 def main() -> int:
     command = sys.argv[1:]
     if command[0] == "--output":
-        redirect(command[1])
+        try:
+            redirect(command[1])
+        except OSError as error:  # on another host; on its own, hvdrun has looked
+            sys.exit(f"hvdrun: --output-filename {command[1]}: {error}")
         del command[:2]
     if command[0] != "--abort":
         replace(command)

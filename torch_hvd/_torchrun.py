@@ -27,6 +27,9 @@ def run(arguments: Sequence[str]) -> int:
         how = f"exited with code {code}" if code > 0 else f"was ended by signal {-code}"
         print(f"hvdrun: rank {rank} {how}", file=sys.stderr)
         return code if code > 0 else 128 - code
+    except OSError as error:  # nothing could be started
+        print(f"hvdrun: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 127
     except SignalException as error:
         return 128 + error.sigval
     return 0

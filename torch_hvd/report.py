@@ -6,6 +6,7 @@ python -m torch_hvd.report stats DIR [--rank N] [--plot FILE.png]
 
 import argparse
 import json
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,16 +22,22 @@ def _of_ranks(
 ) -> list[T]:
     """What each rank of a run has left in the folder."""
     end = f".{kind}.json"
-    files = sorted(
-        folder.glob(f"rank-*{end}"),
-        key=lambda path: int(path.name.removeprefix("rank-").removesuffix(end)),
-    )
-    if not files:
+    numbers = {
+        path: int(match[1])
+        for path in folder.glob(f"rank-*{end}")
+        if (match := re.fullmatch(rf"rank-([0-9]+)\.{kind}\.json", path.name))
+    }
+    if not numbers:
         raise SystemExit(f"{folder} holds no rank-N{end}; was it given as HVD_{kind.upper()}?")
-    loaded = [load(path) for path in files]
+    loaded: list[T] = []
     runs: dict[Any, list[str]] = {}
-    for path, content in zip(files, loaded, strict=True):
-        runs.setdefault(run_of(content), []).append(path.name)
+    for path in sorted(numbers, key=numbers.__getitem__):
+        try:
+            content = load(path)
+            runs.setdefault(run_of(content), []).append(path.name)
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise SystemExit(f"{path} cannot be read: {error!r}") from error
+        loaded.append(content)
     if len(runs) > 1:
         found = "; ".join(f"{', '.join(names)} of {run}" for run, names in runs.items())
         raise SystemExit(
@@ -191,7 +198,10 @@ def plot(ranks: Sequence[Mapping[str, Any]], file: Path) -> None:
     axes[0].legend()
     axes[1].set_xticks([place + 0.4 - width / 2 for place in range(len(sizes))], sizes, rotation=30)
     axes[1].set_xlabel("size of the response")
-    figure.savefig(file)
+    try:
+        figure.savefig(file)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"--plot {file}: {error}") from error
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -206,7 +216,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.command == "timeline":
         target = options.folder / "timeline.json"
-        target.write_text(json.dumps(merge_timelines(options.folder)))
+        merged = json.dumps(merge_timelines(options.folder))
+        try:
+            target.write_text(merged)
+        except OSError as error:
+            raise SystemExit(f"{target} cannot be written: {error.strerror}") from error
         print(f"{target}: open it in ui.perfetto.dev or chrome://tracing")
         return
     ranks = _of_ranks(
