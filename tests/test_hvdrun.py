@@ -331,13 +331,14 @@ def test_a_program_that_mpirun_may_find_is_left_to_it(
     assert [command.arguments[-1] for command in started] == [program]
 
 
+@pytest.mark.parametrize("name", ["HVD_TRANSPORT", "HVD_LOG"])
 def test_a_setting_that_is_not_allowed_is_refused_before_the_start(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setenv("HVD_TRANSPORT", "pigeon")
+    monkeypatch.setenv(name, "pigeon")
     with pytest.raises(SystemExit):
         hvdrun.main(["-np", "2", "true"])
-    assert "HVD_TRANSPORT is 'pigeon'; allowed is" in capsys.readouterr().err
+    assert f"{name} is 'pigeon'; allowed is" in capsys.readouterr().err
 
 
 def test_an_extension_that_is_not_built(

@@ -104,6 +104,11 @@ def test_warning_of_a_name_that_is_no_setting(log: dict[str, str]) -> None:
     assert said(HVD_COMPRESION="int8", **log) == [[line], []]
 
 
+def test_warning_of_a_switch_of_horovods_that_is_not_read() -> None:
+    line = "hvd: HOROVOD_LOG_LEVEL is not read; HVD_LOG is"
+    assert said(HOROVOD_LOG_LEVEL="info", HOROVOD_GPU_OPERATIONS="NCCL") == [[line], []]
+
+
 @pytest.mark.parametrize("env", [{}, {"HVD_LOG": "warning"}], ids=str)
 def test_silence(env: dict[str, str]) -> None:
     assert said(**env) == [[], []]
@@ -162,6 +167,7 @@ def test_table(tmp_path: Path) -> None:
         HVD_CHECK="maybe",
         HOROVOD_TIMELINE="out",
         HVD_TIMELIN="out",
+        HVD_LOG="INFO",
     )
     assert found["HVD_TRANSPORT"] == "gloo (environment)"
     assert found["HVD_FUSION_THRESHOLD"] == "7 (HOROVOD_FUSION_THRESHOLD)"
@@ -169,6 +175,7 @@ def test_table(tmp_path: Path) -> None:
     assert found["HVD_CHECK"] == "HVD_CHECK is 'maybe'; allowed is 0 or 1"
     assert found["HVD_TIMELINE"] == "out (HOROVOD_TIMELINE)"
     assert found["HVD_STATS"] == "not set"
+    assert found["HVD_LOG"] == "HVD_LOG is 'INFO'; allowed is warning or info"
     assert found["HVD_TIMELIN"] == "no setting of hvd; HVD_TIMELINE is"
     assert found["cores"] == str(len(os.sched_getaffinity(0)))
     assert found["codecs"] == f"{_C.simd()}, of {', '.join(_C.simd_names())}"

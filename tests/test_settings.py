@@ -111,7 +111,7 @@ def test_empty_variables_are_not_set() -> None:
     assert {value for _, value in _settings.other_variables(others)} == {"not set"}
     assert _settings.stats_edges(others) == _settings.stats_edges({})
     assert _log.level(others) is None
-    assert _shm.may_attach(others)
+    assert _settings.may_attach(others)
     assert _shm.host_id(others) == _shm.host_id({})
     assert _mpi.candidates(others) == _mpi.candidates({})
 
@@ -143,6 +143,37 @@ def test_bad_edges(text: str) -> None:
 def test_name_that_is_no_setting(variable: str, told: str) -> None:
     unknown = list(_settings.unknown_variables({variable: "1", "HVD_CHECK": "1", "HVD": "1"}))
     assert unknown == [(variable, f"no setting of hvd{told}")]
+
+
+def test_switches_of_horovods_that_are_not_read() -> None:
+    """Each that docs/horovod.md tells of is read, or said not to be, unless it is empty."""
+    text = (Path(__file__).parent.parent / "docs" / "horovod.md").read_text()
+    found = set(re.findall(r"\bHOROVOD_[A-Z_]+", text))
+    read = {name for setting in _settings._SETTINGS.values() for name in setting.variables}
+    unread = found - read.union(*_settings._OTHERS)
+    assert len(unread) == 5 and len(found) == 9
+    told = dict(_settings.unknown_variables(dict.fromkeys(found, "1")))
+    assert told.keys() == unread
+    assert told["HOROVOD_STALL_CHECK_DISABLE"] == "not read; HVD_STALL_CHECK_TIME=0 is"
+    assert told["HOROVOD_CYCLE_TIME"] == "not read: there is no cycle"
+    assert list(_settings.unknown_variables(dict.fromkeys(found, ""))) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("HVD_CMA", "yes"),
+        ("HVD_LAUNCHER", "foo"),
+        ("HVD_LOG", "INFO"),
+        ("HVD_STATS_EDGES", "3,1"),
+    ],
+)
+def test_bad_value_of_another_variable(variable: str, value: str) -> None:
+    """Is told wherever it is shown, and before anything starts."""
+    environ = {variable: value}
+    with pytest.raises(ValueError, match=f"{variable} is '{value}'; allowed ") as caught:
+        _settings.check_others(environ)
+    assert dict(_settings.other_variables(environ))[variable] == str(caught.value)
 
 
 def test_names_that_are_known() -> None:

@@ -19,7 +19,7 @@ from calls import check_group, cpu_backend
 from footprint import held, settled
 from libmpi import needs_mpich
 from ranks import RankPool, bare_store
-from torch_hvd import _mpi, _shm, _transport
+from torch_hvd import _mpi, _settings, _shm, _transport
 from torch_hvd._store import Meeting
 
 MB = 1 << 18  # float32 elements
@@ -165,7 +165,7 @@ def test_host() -> None:
     assert _shm.host_id({"HVD_HOST_ID": "rack 7"}) == "rack 7"
     for text in ("yes", "2"):
         with pytest.raises(ValueError, match=f"HVD_CMA is '{text}'; allowed is 0 or 1"):
-            _shm.may_attach({"HVD_CMA": text})
+            _settings.may_attach({"HVD_CMA": text})
 
 
 def join(prefix: str, hosts: list[str]) -> str:

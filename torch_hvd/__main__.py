@@ -61,10 +61,10 @@ def _machine() -> Iterator[Fact]:
 
 def _shared_memory() -> str:
     try:
-        from torch_hvd import _shm
+        from torch_hvd import _settings, _shm
 
         os.close(os.memfd_create("hvd-probe"))
-        if not _shm.may_attach(os.environ):
+        if not _settings.may_attach(os.environ):
             return "yes, without cross-memory attach: HVD_CMA is 0"
         if not _shm.can_attach():
             return "yes, without cross-memory attach: the system does not allow it"

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from torch_hvd import _log, _names, _nccl, _rendezvous, _settings, _shm, _trace, _transport
+from torch_hvd import _log, _names, _nccl, _settings, _trace, _transport
 from torch_hvd._load import _C
 from torch_hvd._store import Meeting
 
@@ -49,8 +49,7 @@ def create(opts: Any, pg_options: Any) -> Any:
         _settings.check_timeout(opts.timeout)
         settings = _settings.resolve(options, os.environ)
         stats_edges = _settings.stats_edges(os.environ)
-        _shm.may_attach(os.environ)
-        _rendezvous.check(os.environ)
+        _settings.check_others(os.environ)
         _log.begin(os.environ)
         ranks = opts.global_ranks_in_group
         global_rank = ranks[rank] if ranks else rank

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from torch_hvd import _log, _rendezvous
 from torch_hvd._store import Meeting
 
 Value = str | int | float | bool | None
@@ -183,41 +184,16 @@ def table(options: Any, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]
             yield variable, str(error)
 
 
-# What no option stands for; the values are looked at where they are used.
-_OTHERS = (
-    ("GLOO_SOCKET_IFNAME",),
-    ("HVD_CMA",),
-    ("HVD_HOST_ID",),
-    ("HVD_LAUNCHER",),
-    ("HVD_LIBMPI",),
-    ("HVD_LOG",),
-    ("HVD_STATS",),
-    ("HVD_STATS_EDGES",),
-    ("HVD_TIMELINE", "HOROVOD_TIMELINE"),
-)
+def may_attach(environ: Mapping[str, str]) -> bool:
+    """Whether ranks may read each other's memory, by `HVD_CMA`.
 
-
-def other_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The other variables and their values, as `table` has them."""
-    for names in _OTHERS:
-        found = first_set(names, environ)
-        if found is None:
-            yield names[0], "not set"
-        else:
-            yield names[0], f"{environ[found]} ({'environment' if found == names[0] else found})"
-
-
-_BUILDING = ("HVD_BUILD_CUDA",)  # read by setup.py, and may be set where programs run
-
-
-def unknown_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Each HVD_ variable that nothing reads, as if misspelt, and what to say of it."""
-    everything = {*_BUILDING}.union(*_OTHERS, *(each.variables for each in _SETTINGS.values()))
-    known = {name for name in everything if name.startswith("HVD_")}
-    for name in sorted(environ):
-        if name.startswith("HVD_") and name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            yield name, f"no setting of hvd{f'; {near[0]} is' if near else ''}"
+    Raises:
+        ValueError: the variable is neither 0 nor 1.
+    """
+    text = environ.get("HVD_CMA") or "1"
+    if text not in ("0", "1"):
+        raise ValueError(f"HVD_CMA is {text!r}; allowed is 0 or 1")
+    return text == "1"
 
 
 # The edges of Horovod's fusion studies: 1 KB, 1 MB, then tens of MB.
@@ -247,6 +223,69 @@ def stats_edges(environ: Mapping[str, str]) -> list[float]:
             f"HVD_STATS_EDGES is {text!r}; allowed are rising numbers of MB, as in 0.001,1,10,100"
         )
     return edges
+
+
+def _any(environ: Mapping[str, str]) -> None:
+    """Of a variable whose value shows to be wrong only where it is used."""
+
+
+# What no option stands for, each with what raises ValueError unless its value is allowed.
+_OTHERS: Mapping[tuple[str, ...], Callable[[Mapping[str, str]], object]] = {
+    ("GLOO_SOCKET_IFNAME",): _any,
+    ("HVD_CMA",): may_attach,
+    ("HVD_HOST_ID",): _any,
+    ("HVD_LAUNCHER",): _rendezvous.check,
+    ("HVD_LIBMPI",): _any,
+    ("HVD_LOG",): _log.level,
+    ("HVD_STATS",): _any,
+    ("HVD_STATS_EDGES",): stats_edges,
+    ("HVD_TIMELINE", "HOROVOD_TIMELINE"): _any,
+}
+
+
+def check_others(environ: Mapping[str, str]) -> None:
+    """Raise ValueError, as `resolve` does, if another variable has a value that is not allowed."""
+    for check in _OTHERS.values():
+        check(environ)
+
+
+def other_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The other variables and their values, as `table` has them."""
+    for names, check in _OTHERS.items():
+        found = first_set(names, environ)
+        try:
+            check(environ)
+        except ValueError as error:
+            yield names[0], str(error)
+        else:
+            source = "environment" if found == names[0] else found
+            yield names[0], f"{environ[found]} ({source})" if found else "not set"
+
+
+_BUILDING = ("HVD_BUILD_CUDA",)  # read by setup.py, and may be set where programs run
+# Horovod's switches that do nothing here, and whose users may rely on them; see docs/horovod.md.
+_HOROVODS = {
+    "HOROVOD_AUTOTUNE": "not read: there is nothing to tune",
+    "HOROVOD_CACHE_CAPACITY": "not read: there is no cache of responses",
+    "HOROVOD_CYCLE_TIME": "not read: there is no cycle",
+    "HOROVOD_LOG_LEVEL": "not read; HVD_LOG is",
+    "HOROVOD_STALL_CHECK_DISABLE": "not read; HVD_STALL_CHECK_TIME=0 is",
+}
+
+
+def unknown_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Each variable that is set and that nothing reads, and what to say of it.
+
+    They are those of Horovod's, and any HVD_, as if misspelt.
+    """
+    everything = {*_BUILDING}.union(*_OTHERS, *(each.variables for each in _SETTINGS.values()))
+    known = {name for name in everything if name.startswith("HVD_")}
+    for name in sorted(environ):
+        if name.startswith("HVD_") and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            yield name, f"no setting of hvd{f'; {near[0]} is' if near else ''}"
+        elif name in _HOROVODS and environ[name]:
+            yield name, _HOROVODS[name]
 
 
 _LONGEST = timedelta(days=36500)  # a third of what 64 bits of nanoseconds hold

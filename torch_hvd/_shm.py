@@ -19,6 +19,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from torch_hvd import _settings
 from torch_hvd._load import _C
 from torch_hvd._store import Meeting, Unavailable
 
@@ -29,18 +30,6 @@ _TOKEN_BYTES = 16
 
 # Another rank answers at once, whatever its program does, unless it is gone or suspended.
 _ANSWER_S = 30.0
-
-
-def may_attach(environ: Mapping[str, str]) -> bool:
-    """Whether ranks may read each other's memory, by `HVD_CMA`.
-
-    Raises:
-        ValueError: the variable is neither 0 nor 1.
-    """
-    text = environ.get("HVD_CMA") or "1"
-    if text not in ("0", "1"):
-        raise ValueError(f"HVD_CMA is {text!r}; allowed is 0 or 1")
-    return text == "1"
 
 
 def host_id(environ: Mapping[str, str]) -> str:
@@ -145,7 +134,7 @@ class _Handover:
     def __init__(self, place: int, size: int) -> None:
         self._place = place
         self._size = size
-        self._attach = may_attach(os.environ)
+        self._attach = _settings.may_attach(os.environ)
         cookie = secrets.token_bytes(_COOKIE_BYTES)
         self._cookie = ctypes.create_string_buffer(cookie, _COOKIE_BYTES)
         self._segments: dict[int, int] = {}

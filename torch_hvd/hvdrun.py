@@ -218,7 +218,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(0)
     try:
         job = job_of(args)
-        _settings.resolve(torch_hvd.Options(), {**os.environ, **job.variables})
+        environ = {**os.environ, **job.variables}
+        _settings.resolve(torch_hvd.Options(), environ)
+        _settings.check_others(environ)
         mpirun = wanted_mpirun(args, job)
         command = translate(job, mpirun, os.environ)
         if job.output and not args.dry_run:
