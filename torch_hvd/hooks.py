@@ -84,7 +84,7 @@ class _TwoStages:
         own_sum, _ = _C.decode_sum_encode(
             list(arrived.chunk(size)), name, block, result=own, residual=lost_sum
         )
-        dist.all_gather_into_tensor(arrived, own_sum, group=group)
+        dist.all_gather_single(arrived, own_sum, group=group)
         for shard, encoded in zip(shards, arrived.chunk(size), strict=True):
             _C.decode(encoded, name, block, out=shard)
         if missing:
