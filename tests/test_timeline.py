@@ -82,6 +82,29 @@ def test_timeline(pool: RankPool, tmp_path: Path) -> None:
         assert names == {"all_reduce": made[rank] - 2, "broadcast": 1, "barrier": 1}
 
 
+def test_timeline_before_there_is_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RANK says whose it is, as launchers set it; ranks of a spawn have none."""
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(RuntimeError, match=r"call it after init_process_group, or set RANK"):
+        torch_hvd.start_timeline(tmp_path)
+    monkeypatch.setenv("RANK", "3")
+    torch_hvd.start_timeline(tmp_path)
+    torch_hvd.stop_timeline()
+    assert [path.name for path in tmp_path.iterdir()] == ["rank-3.timeline.json"]
+
+
+def test_timeline_before_there_is_a_group_of_hvd(tmp_path: Path) -> None:
+    script = f"""
+    import torch_hvd
+    del os.environ["RANK"]
+    torch_hvd.start_timeline({str(tmp_path)!r})
+    """
+    ended = launch(script, 2, backend="gloo")
+    assert [process.returncode for process in ended] == [0, 0], ended
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [f"rank-{rank}.timeline.json" for rank in range(2)]
+
+
 @pytest.mark.ranks(2)
 def test_timelines_of_hosts_with_other_clocks(pool: RankPool, tmp_path: Path) -> None:
     """A rank whose clock is 5 s ahead, and whose wall clock is an hour wrong, is put in place."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from torch_hvd import _settings
 from torch_hvd._load import _C
 
@@ -46,7 +48,8 @@ def start_timeline(path: str | os.PathLike[str]) -> None:
 
     Raises:
         OSError: `path` is no folder that can be written.
-        RuntimeError: a timeline is being written already, or the file cannot be written.
+        RuntimeError: a timeline is being written already, the file cannot be written, or nothing
+            tells which rank this is: there is no process group yet, and RANK is not set.
     """
     _start_timeline(path)
 
@@ -120,8 +123,20 @@ def _file(path: str | os.PathLike[str], rank: int, kind: str) -> Path:
 
 
 def _start_timeline(path: str | os.PathLike[str]) -> None:
-    rank, run = (_process.rank, _process.run) if _process else (int(os.environ.get("RANK", 0)), "")
+    rank, run = (_process.rank, _process.run) if _process else (_rank(), "")
     _C.start_timeline(str(_file(path, rank, "timeline")), rank, run)
+
+
+def _rank() -> int:
+    """That of a process that has no group of hvd's yet."""
+    if dist.is_initialized():
+        return dist.get_rank()
+    if "RANK" not in os.environ:
+        raise RuntimeError(
+            "start_timeline cannot tell which rank this is: call it after init_process_group, or "
+            "set RANK"
+        )
+    return int(os.environ["RANK"])
 
 
 def _start_statistics(path: str) -> None:
