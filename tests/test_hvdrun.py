@@ -385,6 +385,18 @@ def test_a_new_job_gets_nothing_that_was_filled_in_for_this_process(
     assert found.keys().isdisjoint({"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"})
 
 
+def test_a_job_that_a_rank_starts_gets_nothing_of_the_ranks_own_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    others = ("MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "ROLE_NAME", "TORCHELASTIC_RUN_ID")
+    for name in ("RANK", "GROUP_ID", *others):
+        monkeypatch.setenv(name, "7")
+    found = hvdrun.environment({"A": "b"}).keys()
+    assert found - {"PATH", "PYTEST_CURRENT_TEST"} == {"A", "GROUP_ID"}
+    monkeypatch.delenv("RANK")
+    assert hvdrun.environment({}).keys() >= set(others)
+
+
 def test_check_build(mpiruns: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (mpiruns / "mpirun").symlink_to("mpich")
     (mpiruns / "srun").symlink_to("other")

@@ -331,6 +331,26 @@ def place_of(rank_plus: int, *, fails: int = -1) -> tuple[int, int]:
     return rank + rank_plus, size
 
 
+# Every rank starts a job of its own, while its own job lives.
+NESTED = """
+import subprocess, sys, torch.distributed as dist
+dist.init_process_group("hvd")
+ran = subprocess.run(sys.argv[1:], capture_output=True, text=True)
+print(ran.stdout, ran.stderr, flush=True)
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("outer", ["torchrun", "mpich"])
+def test_a_job_within_a_rank(outer: str, tmp_path: Path) -> None:
+    script = [sys.executable, "-c", SUM, "env://"]
+    nested = [sys.executable, "-c", NESTED, *hvdrun_by("mpich", tmp_path), "-np", "3", *script]
+    ran = run([*hvdrun_by(outer, tmp_path), "-np", "2", *nested])
+    assert ran.returncode == 0, ran.stderr
+    for rank in range(3):
+        assert ran.stdout.count(f"7 {rank} 3 {rank} 3 ") == 2, ran
+
+
 @pytest.mark.parametrize("options", [[], ["--mpi"]], ids=["torchrun", "mpirun"])
 def test_run_returns_results_by_rank(options: list[str], tmp_path: Path) -> None:
     if options:

