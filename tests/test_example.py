@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import signal
 import struct
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import demo
 import digits
 import train_digits
 from mnist import MNIST, needs_mnist
+from mpiruns import environment, left_of
 
 BACKENDS = ("gloo", "hvd")
 pytestmark = pytest.mark.timeout(180)
@@ -154,6 +156,17 @@ def test_refused_files(
     assert "images (5, 28, 28) and 2 labels" in says()
     images.rename(images.with_suffix(".gz"))
     assert f"{images}.gz cannot be unzipped" in says()
+
+
+def test_a_demo_that_is_ended_leaves_no_process() -> None:
+    env, token = environment({"PYTHONUNBUFFERED": "1"})
+    command = [sys.executable, demo.__file__]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert any(line.startswith("epoch") for line in run.stdout)
+        run.terminate()
+        assert run.wait(timeout=60) == 128 + signal.SIGTERM
+    assert left_of(token) == []
 
 
 def test_demo_complains() -> None:

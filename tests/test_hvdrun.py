@@ -12,7 +12,7 @@ import pytest
 
 from torch_hvd import _addresses, _check_build, _flags, _hosts, _run, _translate, hvdrun
 
-RANK = f"{sys.executable} -I {_translate._RANK}"
+RANK = f"{sys.executable} -I {_translate.RANK}"
 VERSIONS = {
     "openmpi5": "mpirun (Open MPI) 5.0.11\n\nReport bugs to",
     "openmpi4": "mpirun (Open MPI) 4.1.8\n",

@@ -363,6 +363,29 @@ def test_run_raises_what_a_rank_raised() -> None:
         torch_hvd.run(place_of, (0,), {"fails": 1}, np=2)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["term", "kill"])
+@pytest.mark.parametrize("launcher", ["torchrun", "mpich"])
+def test_run_leaves_no_process(launcher: str, number: int, tmp_path: Path) -> None:
+    """Where a signal ends who has called it."""
+    options = ["--mpirun", mpirun(launcher, tmp_path)] if launcher != "torchrun" else []
+    call = "import time; print('here', flush=True); time.sleep(150)"
+    script = f"import torch_hvd; torch_hvd.run(exec, ({call!r},), np=2, options={options})"
+    env, token = environment({"TMPDIR": str(tmp_path)})  # where its folder stays
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as program:
+        assert program.stdout is not None
+        for _ in range(2):
+            assert "here" in program.stdout.readline()
+        program.send_signal(number)
+        assert program.wait(timeout=60) == -number
+    assert left_of(token) == []
+
+
 def test_run_tells_that_a_rank_has_ended() -> None:
     with pytest.raises(RuntimeError, match="hvdrun ended with exit code 3"):
         torch_hvd.run(os._exit, (3,), np=2)

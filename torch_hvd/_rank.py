@@ -1,10 +1,14 @@
 """What hvdrun puts before the command of a rank, where the launcher cannot do it.
 
     python _rank.py [--output DIR] [--abort] COMMAND...
+    python _rank.py --with PID COMMAND...
 
 --output: what the rank prints goes to DIR/rank.N/stdout and stderr.
 --abort: a rank that fails ends the others, with its exit code. Hydra does so only for ranks that a
 signal has ended, unless it is told by the line that MPI_Abort writes (PMI-1).
+
+--with: whatever ends the process PID, which has started this one, ends the command by SIGTERM; for
+`torch_hvd.run`, that puts it before hvdrun.
 
 It is run as a file, because `-m torch_hvd._rank` would load torch first.
 """
@@ -40,15 +44,19 @@ def redirect(folder: str) -> None:
         os.close(file)
 
 
+def end_with(parent: int, number: int) -> None:
+    """Have this process, and what it becomes, get a signal once its parent has ended."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os._exit(1)  # it was faster
+
+
 def run(command: list[str]) -> int:
     """Run a command to its end; its exit code, or 128 and the number of a signal."""
     parent = os.getpid()
     child = os.fork()
     if child == 0:
-        # Whatever ends this process ends the command, too.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+        end_with(parent, signal.SIGKILL)
         replace(command)
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -72,6 +80,9 @@ def replace(command: list[str]) -> None:
 
 def main() -> int:
     command = sys.argv[1:]
+    if command[0] == "--with":
+        end_with(int(command[1]), signal.SIGTERM)
+        replace(command[2:])
     if command[0] == "--output":
         try:
             redirect(command[1])

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch_hvd._translate import RANK
+
 _CALL = "call"
 
 
@@ -43,7 +45,9 @@ def run(
     """
     with tempfile.TemporaryDirectory(prefix="hvdrun-") as folder:
         Path(folder, _CALL).write_bytes(_pickled(fn, tuple(args), dict(kwargs or {})))
-        hvdrun = [sys.executable, "-m", "torch_hvd.hvdrun", "-np", str(np), *options]
+        # A signal that ends this process gives it no time to end the job.
+        tied = [sys.executable, "-I", str(RANK), "--with", str(os.getpid())]
+        hvdrun = [*tied, sys.executable, "-m", "torch_hvd.hvdrun", "-np", str(np), *options]
         task = [sys.executable, "-m", "torch_hvd._run", folder]
         with subprocess.Popen([*hvdrun, *task]) as job:
             try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch_hvd._hosts import Host
 
-_RANK = Path(__file__).with_name("_rank.py")
+RANK = Path(__file__).with_name("_rank.py")
 
 # Ranks on other hosts get our environment, as Hydra and horovodrun hand it on, but for what tells
 # of this host, of this login, or of a job around this one.
@@ -133,5 +133,5 @@ def _command(job: Job, *options: str) -> Iterator[str]:
     if job.output:
         options = ("--output", job.output, *options)
     if options:
-        yield from (sys.executable, "-I", str(_RANK), *options)
+        yield from (sys.executable, "-I", str(RANK), *options)
     yield from job.command
