@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import torch_hvd
+
 REGISTERED_ONCE = """
 import sys
 import torch.distributed as dist
@@ -115,6 +117,17 @@ def test_another_minor_of_torch_is_an_error_in_one_line_with_the_remedy(tmp_path
             r"rebuild it with `pip install --force-reinstall --no-deps \.`",
             error,
         )
+
+
+def test_the_package_lists_what_it_is_for() -> None:
+    """And not what it is made of; each name leads to what has it."""
+    assert dir(torch_hvd) == sorted(torch_hvd.__all__)
+    assert {name: getattr(torch_hvd, name).__name__ for name in torch_hvd._LATER} == {
+        **{name: name for name in torch_hvd._LATER},
+        "hooks": "torch_hvd.hooks",
+    }
+    with pytest.raises(AttributeError, match=r"module 'torch_hvd' has no attribute 'option'"):
+        torch_hvd.__getattr__("option")
 
 
 def test_the_module_prints_its_facts(tmp_path: Path) -> None:

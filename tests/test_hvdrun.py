@@ -263,9 +263,13 @@ def test_settings(options: str, variables: dict[str, str]) -> None:
     assert _flags.settings(_flags.make_parser().parse_args(options.split())) == variables
 
 
-def test_what_follows_the_command_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    command = dry_run(capsys, "-np", "2", "python a.py --verbose -np 7 --mpi --cycle-time-ms 5")
-    assert command.endswith(" python a.py --verbose -np 7 --mpi --cycle-time-ms 5")
+@pytest.mark.parametrize("before", ["", "-- "])
+def test_what_follows_the_command_is_its_own(
+    capsys: pytest.CaptureFixture[str], before: str
+) -> None:
+    command = "python a.py --verbose -np 7 --mpi -- --cycle-time-ms 5"
+    found = dry_run(capsys, "-np", "2", before + command)
+    assert found.endswith(f" --no-python -- {command}")
 
 
 @pytest.mark.parametrize(
@@ -273,6 +277,7 @@ def test_what_follows_the_command_is_its_own(capsys: pytest.CaptureFixture[str])
     [
         ("python a.py", "how many ranks? -np N"),
         ("-np 2", "no command to start"),
+        ("-np 2 --", "no command to start"),
         ("-np 0 true", "argument -np/--num-proc: '0' is not a whole number from 1 on"),
         ("-np x true", "argument -np/--num-proc: 'x' is not a whole number from 1 on"),
         ("-np 2 --stall-check-time x true", "'x' is not a number from 0 on, below 1e9"),

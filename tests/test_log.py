@@ -89,6 +89,18 @@ def test_line_at_init() -> None:
     assert said(HVD_LOG="info", HVD_TRANSPORT="gloo") == [lines, []]
 
 
+def test_line_by_a_handler_that_the_program_has_put_there() -> None:
+    """It is not printed a second time."""
+    script = """
+    import logging
+    logging.getLogger("torch_hvd").addHandler(logging.StreamHandler(sys.stdout))
+    dist.new_group([1, 0])
+    """
+    first, _ = launch(script, 2, env={"HVD_LOG": "info", "HVD_TRANSPORT": "gloo"})
+    assert first.stdout == "hvd: group 1, 2 ranks on 1 host: gloo, by HVD_TRANSPORT=gloo\n"
+    assert "group 1" not in first.stderr
+
+
 def test_line_of_a_codec_that_is_not_used() -> None:
     env = {"HVD_LOG": "info", "HVD_TRANSPORT": "shm", "HVD_COMPRESSION": "int8"}
     (first, second), others = said(**env)

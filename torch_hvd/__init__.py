@@ -1,6 +1,6 @@
 """A torch.distributed backend: `init_process_group("hvd")`."""
 
-import importlib
+import pkgutil
 from typing import TYPE_CHECKING, Any
 
 from torch_hvd._autoload import register
@@ -12,6 +12,18 @@ if TYPE_CHECKING:
     from torch_hvd._run import run
     from torch_hvd._trace import start_timeline, statistics, stop_timeline
 
+__version__ = "0.1.0.dev0"
+
+# These need the extension module, which must not be loaded before someone asks for it.
+_LATER = {
+    "Options": "torch_hvd._load:_C.Options",
+    "compression": "torch_hvd._compression:compression",
+    "hooks": "torch_hvd.hooks",
+    "run": "torch_hvd._run:run",
+    "start_timeline": "torch_hvd._trace:start_timeline",
+    "statistics": "torch_hvd._trace:statistics",
+    "stop_timeline": "torch_hvd._trace:stop_timeline",
+}
 __all__ = [
     "Options",
     "__version__",
@@ -22,29 +34,15 @@ __all__ = [
     "statistics",
     "stop_timeline",
 ]
-__version__ = "0.1.0.dev0"
 
 register()
 
 
 def __getattr__(name: str) -> Any:
-    # These need the extension module, which must not be loaded before someone asks for it.
-    if name == "Options":
-        from torch_hvd._load import _C
-
-        return _C.Options
-    if name == "compression":
-        from torch_hvd._compression import compression
-
-        return compression
-    if name == "hooks":
-        return importlib.import_module("torch_hvd.hooks")
-    if name == "run":
-        from torch_hvd._run import run
-
-        return run
-    if name in __all__:
-        from torch_hvd import _trace
-
-        return getattr(_trace, name)
+    if name in _LATER:
+        return pkgutil.resolve_name(_LATER[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -14,7 +14,7 @@ class _LastResort(logging.Handler):
     """Prints what a program that has not set up logging would never see."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not logging.getLogger().handlers:
+        if not {*logger.handlers, *logging.getLogger().handlers} - {self}:
             print(self.format(record), file=sys.stderr, flush=True)
 
 

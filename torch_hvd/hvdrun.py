@@ -67,7 +67,8 @@ def job_of(args: argparse.Namespace) -> _translate.Job:
     """
     if args.size is None:
         raise ValueError("how many ranks? -np N")
-    if not args.command:
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
         raise ValueError("no command to start")
     hosts: tuple[_hosts.Host, ...] = ()
     if args.hosts or args.hostfile:
@@ -78,7 +79,7 @@ def job_of(args: argparse.Namespace) -> _translate.Job:
     variables = _flags.settings(args)
     return _translate.Job(
         size=args.size,
-        command=tuple(args.command),
+        command=tuple(command),
         hosts=hosts,
         remote=remote,
         in_slurm="SLURM_JOB_NODELIST" in os.environ,
