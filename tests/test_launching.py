@@ -193,6 +193,21 @@ def test_hvdrun_writes_output_to_files(hvdrun: list[str], tmp_path: Path) -> Non
     }
 
 
+def test_hvdrun_whose_output_nobody_reads_any_longer() -> None:
+    """As with `| head`: the ranks go on, and nothing is said of it."""
+    env, token = environment()
+    command = [*HVDRUN, "-np", "2", "seq", "100000"]
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None and job.stderr is not None
+        assert job.stdout.readline().startswith("[rank")
+        job.stdout.close()
+        assert job.stderr.read() == ""
+        assert job.wait(timeout=60) in (0, -signal.SIGPIPE)
+    assert left_of(token) == []
+
+
 @pytest.mark.parametrize("to_files", [False, True], ids=["terminal", "files"])
 def test_hvdrun_leaves_nothing_in_the_temporary_folder(tmp_path: Path, to_files: bool) -> None:
     temporary, logs = tmp_path / "tmp", tmp_path / "logs"

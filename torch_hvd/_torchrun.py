@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
 import tempfile
 from collections.abc import Sequence
 
 from torch.distributed import run as torch_run
-from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing import SignalException, tail_log
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+
+def _is_of_note(record: logging.LogRecord) -> bool:
+    """Whether it is more than that nobody reads what ranks print any longer, as with `| head`."""
+    return not record.exc_info or not isinstance(record.exc_info[1], BrokenPipeError)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -17,6 +23,7 @@ def run(arguments: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # torchrun does not flush what ranks print
+    tail_log.logger.addFilter(_is_of_note)
     try:
         # What ranks print goes through files, which torchrun would leave behind.
         with tempfile.TemporaryDirectory(prefix="hvdrun-") as folder:

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -202,7 +203,10 @@ def start(command: _translate.Command) -> NoReturn:
 
         os.environ.clear()
         os.environ.update(variables)
-        sys.exit(_torchrun.run(arguments))
+        code = _torchrun.run(arguments)
+        # All ranks are gone, and what is left to print may have no reader, as with `| head`.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        sys.exit(code)
     sys.stdout.flush()
     os.execve(program, command.arguments, variables)
 
