@@ -393,7 +393,10 @@ def test_a_new_job_gets_nothing_that_was_filled_in_for_this_process(
 def test_a_job_that_a_rank_starts_gets_nothing_of_the_ranks_own_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    others = ("MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "ROLE_NAME", "TORCHELASTIC_RUN_ID")
+    others = (
+        *("MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "ROLE_NAME", "TORCHELASTIC_RUN_ID"),
+        *("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"),
+    )
     for name in ("RANK", "GROUP_ID", *others):
         monkeypatch.setenv(name, "7")
     found = hvdrun.environment({"A": "b"}).keys()

