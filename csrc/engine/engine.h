@@ -242,8 +242,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   uint64_t retired_ = 0; ///< collectives settled
   bool retiring_ = false;
   /// What users have hung on futures: run by background threads only, for it
-  /// must not meet what a caller has set for its thread. Each may wait for what
-  /// another one does, so none waits for the one before.
+  /// must not meet what a caller has set for its thread. One may wait for what
+  /// the next does; so that does not wait long for it.
   std::deque<Continuation> continuations_;
   bool continuing_ = false; ///< a thread runs one after the other
   Deadline continuing_since_; ///< the one that it is at
