@@ -51,7 +51,8 @@ Outbox::Outbox(
               kUnawaited,
               kAside)),
       queues_(segments.size()),
-      leads_(segments.size()) {}
+      leads_(segments.size()),
+      staged_(segments.size()) {}
 
 Letter::Form Outbox::form_for(
     const Key& key,
@@ -78,7 +79,7 @@ std::vector<SendPtr> Outbox::send(
       (key.kind == Key::Kind::User && leads_[to.front()].is_too_long(total));
   const auto form = form_for(key, total, to, is_awaited);
   const bool all_ready =
-      has_room(to, total) && std::ranges::all_of(to, [&](int peer) {
+      has_room(account_of(to), total) && std::ranges::all_of(to, [&](int peer) {
         return queues_[peer].sends.empty();
       });
   std::vector<SendPtr> parts;
@@ -112,7 +113,7 @@ SendPtr Outbox::queue(
   auto send = std::make_shared<Send>();
   send->key = key;
   send->buffer = buffer;
-  send->is_shared = to.size() > 1;
+  send->account = account_of(to);
   send->unread = to;
   send->form = form;
   send->id = ++last_id_;
@@ -138,7 +139,7 @@ void Outbox::acknowledged(int peer, Letter::Form what, uint32_t id) {
   std::erase(send.readers, peer);
   if (send.staged && send.readers.empty()) {
     arena_.give_back(*std::exchange(send.staged, std::nullopt));
-    (send.is_shared ? staged_for_several_ : queues_[peer].staged) -= send.bytes;
+    staged_[send.account] -= send.bytes;
   }
   if (what == Letter::Form::Done) {
     std::erase(send.unread, peer);
@@ -153,7 +154,7 @@ void Outbox::acknowledged(int peer, Letter::Form what, uint32_t id) {
 void Outbox::flush() {
   bool any_ended = false;
   for (size_t i = 0; i < queues_.size(); ++i) {
-    auto& [acknowledgements, sends, staged, is_awaited] = queues_[i];
+    auto& [acknowledgements, sends, is_awaited] = queues_[i];
     const auto peer = static_cast<int>(i);
     bool written = false;
     while (!acknowledgements.empty() && write(peer, acknowledgements.front())) {
@@ -191,10 +192,8 @@ bool Outbox::is_busy() const {
          });
 }
 
-bool Outbox::has_room(const std::vector<int>& to, int64_t bytes) const {
-  const bool is_shared = to.size() > 1;
-  const auto staged =
-      is_shared ? staged_for_several_ : queues_[to.front()].staged;
+bool Outbox::has_room(int account, int64_t bytes) const {
+  const auto staged = staged_[account];
   return staged == 0 ||
       staged + bytes <= kMostOfFree * (arena_.free_bytes() - bytes);
 }
@@ -241,15 +240,13 @@ bool Outbox::write(int peer, Send& send) {
 }
 
 bool Outbox::stage(Send& send) {
-  if (has_room(send.unread, send.bytes)) {
+  if (has_room(send.account, send.bytes)) {
     send.staged = arena_.take(send.bytes);
   }
   if (!send.staged) {
     return false;
   }
-  auto& staged = send.is_shared ? staged_for_several_
-                                : queues_[send.unread.front()].staged;
-  staged += send.bytes;
+  staged_[send.account] += send.bytes;
   copy_(
       segments_[rank_].arena() + *send.staged,
       send.buffer.const_data_ptr(),

@@ -20,7 +20,7 @@ namespace hvd::shm {
 struct Send {
   Key key;
   at::Tensor buffer; ///< the caller's; undefined once it is not needed
-  bool is_shared = false; ///< one copy for several peers
+  int account = 0; ///< see Outbox::staged_
   std::vector<int> unread; ///< peers that have not received it
   std::vector<int> readers; ///< of them those that read it in the arena
   bool is_awaited = false; ///< until it has been read
@@ -90,7 +90,6 @@ class Outbox {
   struct Queue {
     std::deque<Acknowledgement> acknowledgements;
     std::deque<SendPtr> sends;
-    int64_t staged = 0; ///< bytes in the arena that the peer has yet to read
     bool is_awaited = false; ///< who has sent them may sleep until they go
   };
 
@@ -104,9 +103,12 @@ class Outbox {
       int64_t bytes,
       const std::vector<int>& to,
       bool is_awaited) const;
-  /// Whether so much more may be staged for these peers together. If one could
-  /// fill the arena, what it is late to read would keep messages from others.
-  bool has_room(const std::vector<int>& to, int64_t bytes) const;
+  int account_of(const std::vector<int>& to) const {
+    return to.size() > 1 ? rank_ : to.front();
+  }
+  /// Whether so much more may be staged. If one peer could fill the arena, what
+  /// it is late to read would keep messages from the others.
+  bool has_room(int account, int64_t bytes) const;
   bool write(int peer, const Acknowledgement& acknowledgement);
   bool write(int peer, Send& send);
   bool stage(Send& send);
@@ -118,7 +120,9 @@ class Outbox {
   std::vector<Queue> queues_; ///< by peer
   std::vector<Lead> leads_; ///< by peer
   Arena arena_{Segment::kArenaBytes};
-  int64_t staged_for_several_ = 0; ///< bytes, until all have read them
+  /// Bytes in the arena, by who has yet to read them: a peer, or, under this
+  /// rank's own number, several peers.
+  std::vector<int64_t> staged_;
   StagingCopy copy_;
   std::map<uint32_t, SendPtr> unread_; ///< by id; not the inline ones
   uint32_t last_id_ = 0;
