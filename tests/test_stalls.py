@@ -16,6 +16,8 @@ import torch.distributed as dist
 from calls import LARGE, SMALL, expect_error
 from ranks import RankPool
 
+REPORTS = {"HVD_STALL_CHECK_TIME": "1", "TORCH_CPP_LOG_LEVEL": "WARNING"}
+
 
 @contextmanager
 def captured_stderr() -> Iterator[list[str]]:
@@ -54,7 +56,7 @@ def late(count: int) -> None:
 
 @pytest.mark.parametrize("count", [SMALL, LARGE])
 def test_stall_report(count: int) -> None:
-    with RankPool(3, env={"HVD_STALL_CHECK_TIME": "1", "TORCH_CPP_LOG_LEVEL": "WARNING"}) as pool:
+    with RankPool(3, env=REPORTS) as pool:
         pool.run(late, count)
 
 
@@ -123,12 +125,12 @@ def collective_waits_for_a_message() -> None:
 
 
 def test_stall_report_of_a_message() -> None:
-    with RankPool(3, env={"HVD_STALL_CHECK_TIME": "1", "TORCH_CPP_LOG_LEVEL": "WARNING"}) as pool:
+    with RankPool(3, env=REPORTS) as pool:
         pool.run(message_comes_late)
 
 
 def test_stall_report_of_a_collective_behind_a_message() -> None:
-    with RankPool(2, env={"HVD_STALL_CHECK_TIME": "1", "TORCH_CPP_LOG_LEVEL": "WARNING"}) as pool:
+    with RankPool(2, env=REPORTS) as pool:
         pool.run(collective_waits_for_a_message)
 
 

@@ -213,13 +213,38 @@ def test_the_last_message_of_who_leaves() -> None:
             pool.run(leaves_at_once, holds_group)
 
 
+# What those scripts begin with that cut_off() runs.
+BEFORE_THE_CUT = """
+from datetime import timedelta
+from pathlib import Path
+from torch_hvd import _tcp
+
+_tcp._PATIENCE = timedelta(seconds=1)
+markers = Path(os.environ["MARKERS"])
+group = dist.new_group()
+
+def wait_for(marker):
+    while not (markers / marker).exists():
+        time.sleep(0.01)
+
+def tell_failure(call):
+    begun = time.monotonic()
+    try:
+        call()
+    except RuntimeError as error:
+        print(f"{time.monotonic() - begun:.1f} {error}", flush=True)
+"""
+
+
 def cut_off(hosts: Hosts, rail: int, script: str, markers: Path) -> list[str]:
     """What ranks print that run a script on two hosts; once both have left a marker with their
     number, nothing passes that link of host 1, and the marker "cut" is there.
     """
     with ThreadPoolExecutor(1) as thread:
         variables = {"MARKERS": str(markers)}
-        ended = thread.submit(launch, script, 2, env=variables, hosts=hosts, timeout=60)
+        ended = thread.submit(
+            launch, BEFORE_THE_CUT + script, 2, env=variables, hosts=hosts, timeout=60
+        )
         while not all((markers / str(rank)).exists() for rank in range(2)):
             assert not ended.done(), ended.result()
             time.sleep(0.01)
@@ -230,25 +255,14 @@ def cut_off(hosts: Hosts, rail: int, script: str, markers: Path) -> list[str]:
 
 # Rank 0 sends to a host that has been cut off.
 SENDS_TO_NOBODY = """
-from datetime import timedelta
-from pathlib import Path
-from torch_hvd import _tcp
-
-_tcp._PATIENCE = timedelta(seconds=1)
-group = dist.new_group()
 tensor = torch.ones(1 << 22)
 dist.all_reduce(tensor, group=group)
-Path(os.environ["MARKERS"], str(rank)).touch()
-while not Path(os.environ["MARKERS"], "over" if rank == 1 else "cut").exists():
-    time.sleep(0.01)
+(markers / str(rank)).touch()
+wait_for("over" if rank == 1 else "cut")
 if rank == 1:
     os._exit(0)
-begun = time.monotonic()
-try:
-    dist.all_reduce(tensor, group=group)
-except RuntimeError as error:
-    print(f"{time.monotonic() - begun:.1f} {error}", flush=True)
-Path(os.environ["MARKERS"], "over").touch()
+tell_failure(lambda: dist.all_reduce(tensor, group=group))
+(markers / "over").touch()
 os._exit(0)
 """
 
@@ -266,32 +280,20 @@ def test_a_host_that_is_gone_without_a_word(tmp_path: Path) -> None:
 # for more of it, so the system has nothing under way of which it could miss the receipt.
 SENDS_TO_WHO_HAS_NO_ROOM = """
 import signal
-from datetime import timedelta
-from pathlib import Path
-from torch_hvd import _tcp
 
-_tcp._PATIENCE = timedelta(seconds=1)
-markers = Path(os.environ["MARKERS"])
-group = dist.new_group()
 message = torch.ones(1 << 25)
 dist.barrier(group=group)
 if rank == 1:
     work = dist.irecv(message, 0, group=group)
-    markers.joinpath("1").write_text(str(os.getpid()))
+    (markers / "1").write_text(str(os.getpid()))
     os.kill(os.getpid(), signal.SIGSTOP)
 work = dist.isend(message, 1, group=group)
-while not markers.joinpath("1").exists():
-    time.sleep(0.01)
+wait_for("1")
 time.sleep(1)
-markers.joinpath("0").touch()
-while not markers.joinpath("cut").exists():
-    time.sleep(0.01)
-begun = time.monotonic()
-try:
-    work.wait()
-except RuntimeError as error:
-    print(f"{time.monotonic() - begun:.1f} {error}", flush=True)
-os.kill(int(markers.joinpath("1").read_text()), signal.SIGKILL)
+(markers / "0").touch()
+wait_for("cut")
+tell_failure(work.wait)
+os.kill(int((markers / "1").read_text()), signal.SIGKILL)
 os._exit(0)
 """
 
@@ -306,18 +308,12 @@ def test_a_host_that_is_gone_while_it_took_in_nothing(tmp_path: Path) -> None:
 
 # Until it is cut off, and on until it fails.
 REDUCES_ON_AND_ON = """
-from datetime import timedelta
-from pathlib import Path
-from torch_hvd import _tcp
-
-_tcp._PATIENCE = timedelta(seconds=1)
-group = dist.new_group()
 tensor = torch.ones(1 << 22)
-cut, begun = Path(os.environ["MARKERS"], "cut"), None
+cut, begun = markers / "cut", None
 try:
     while begun is None or time.monotonic() < begun + 20:
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
-        Path(os.environ["MARKERS"], str(rank)).touch()
+        (markers / str(rank)).touch()
         if begun is None and cut.exists():
             begun = time.monotonic()
 except RuntimeError as error:
