@@ -218,8 +218,7 @@ MessageWork::MessageWork(
     std::chrono::milliseconds timeout,
     const Start& start)
     : WorkHVD(std::move(engine), type, title, {tensor}, {tensor}),
-      type_(type),
-      peer_(peer),
+      call_{type == c10d::OpType::SEND, peer},
       buffer_(std::move(buffer)),
       tensor_(std::move(tensor)),
       timeout_(timeout) {
@@ -234,8 +233,8 @@ MessageWork::MessageWork(
 }
 
 MessageWork::~MessageWork() {
-  if (type_ != c10d::OpType::SEND || request_ == nullptr ||
-      Work::isCompleted() || engine_->forked()) {
+  if (!call_.sends || request_ == nullptr || Work::isCompleted() ||
+      engine_->forked()) {
     return;
   }
   // The transport drops a message whose request is gone.
@@ -261,12 +260,8 @@ MessageWork::~MessageWork() {
   }
 }
 
-MessageCall MessageWork::call() const {
-  return {type_ == c10d::OpType::SEND, peer_};
-}
-
 std::string MessageWork::describe() const {
-  return call().describe();
+  return call_.describe();
 }
 
 void MessageWork::wait_until(
@@ -303,7 +298,7 @@ void MessageWork::wait_until(
 bool MessageWork::wait(std::chrono::milliseconds timeout) {
   check_process();
   if (timeout <= kNoTimeout) {
-    const Engine::MessageWait waiting(*engine_, call());
+    const Engine::MessageWait waiting(*engine_, call_);
     wait_until(deadline_in(timeout_), [] {});
   } else if (!wait_for_thread(deadline_in(timeout))) {
     C10_THROW_ERROR(
@@ -338,7 +333,7 @@ void MessageWork::wait_apart() {
 
 bool MessageWork::wait_for_thread(Deadline deadline) {
   wait_apart();
-  const Engine::MessageWait waiting(*engine_, call());
+  const Engine::MessageWait waiting(*engine_, call_);
   std::unique_lock<std::mutex> lock(mutex_);
   return cv_.wait_until(lock, deadline, [this] { return completed_; });
 }
@@ -359,7 +354,7 @@ c10::intrusive_ptr<c10::ivalue::Future> MessageWork::getFuture() {
 
 int MessageWork::sourceRank() const {
   TORCH_CHECK(
-      type_ != c10d::OpType::SEND,
+      !call_.sends,
       "hvd: the source rank of ",
       describe(),
       "; only what is received has one");

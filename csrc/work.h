@@ -143,7 +143,6 @@ class MessageWork final : public WorkHVD {
   int sourceRank() const override;
 
  private:
-  MessageCall call() const;
   std::string describe() const override;
   /// Waits for the transport, and fails the group if that takes too long; or
   /// for who does so. `arrived`: called before the work is done.
@@ -153,8 +152,7 @@ class MessageWork final : public WorkHVD {
   /// Whether that is done by then. If not, it goes on.
   bool wait_for_thread(Deadline deadline);
 
-  const c10d::OpType type_;
-  const int peer_;
+  const MessageCall call_;
   const at::Tensor buffer_;
   const at::Tensor tensor_;
   const std::chrono::milliseconds timeout_;

@@ -436,12 +436,8 @@ void Engine::conclude(Lock& lock, Aftermath& aftermath) {
   std::ranges::move(
       aftermath.continuations, std::back_inserter(continuations_));
   aftermath.continuations.clear();
-  if (continues_ != this) {
-    try {
-      ensure_continuing();
-    } catch (const std::exception&) { // the system refuses a thread
-      run_continuations(lock);
-    }
+  if (continues_ != this && !ensure_continuing()) {
+    run_continuations(lock);
   }
   lock.unlock();
   aftermath = {};

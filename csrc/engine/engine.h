@@ -181,8 +181,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Whether a thread that has nothing to do should run some.
   bool may_continue() const;
   /// Whoever does not run the next continuation sees to it that another thread
-  /// does, or will if who runs the one before does not come back.
-  void ensure_continuing();
+  /// does, or will if who runs the one before does not come back. Returns false
+  /// if the system refuses a thread; as a rule they wait for nothing.
+  bool ensure_continuing();
   void run_continuations(Lock& lock);
   /// Called by a background thread of the track.
   void continue_beside(Lock& lock, Track& track);
@@ -213,6 +214,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // With the lock held.
   Witness::Place place() const;
   Witness::Place place_at(const Collective* waited_for) const;
+  std::string describe_wait(const std::string& what, Clock::duration age) const;
   std::string describe_stall(const Witness::Place& place, Clock::duration age);
   /// Of the message that is waited for there.
   std::string describe_message_stall(

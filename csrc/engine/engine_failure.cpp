@@ -319,18 +319,24 @@ bool Engine::differs_elsewhere(const Witness::Place& place) {
   return Witness::difference(place.seq, places).has_value();
 }
 
+std::string Engine::describe_wait(const std::string& what, Clock::duration age)
+    const {
+  std::ostringstream out;
+  out.precision(3);
+  out << "hvd: " << what << " has been waiting on rank " << transport_->rank()
+      << " for " << seconds(age) << " s. ";
+  return out.str();
+}
+
 std::string Engine::describe_stall(
     const Witness::Place& place,
     Clock::duration age) {
   std::lock_guard<std::mutex> guard(witness_mutex_);
   const auto places = witness_.heard();
-  std::ostringstream out;
-  out.precision(3);
-  out << "hvd: " << place.signature.describe() << ", number " << place.seq
-      << " in process group " << witness_.group()
-      << ", has been waiting on rank " << transport_->rank() << " for "
-      << seconds(age) << " s. Missing: " << witness_.missing(place.seq, places);
-  return out.str();
+  const auto what = place.signature.describe() + ", number " +
+      std::to_string(place.seq) + " in process group " + witness_.group() + ',';
+  return describe_wait(what, age) +
+      "Missing: " + witness_.missing(place.seq, places);
 }
 
 std::string Engine::describe_message_stall(
@@ -339,13 +345,10 @@ std::string Engine::describe_message_stall(
   std::lock_guard<std::mutex> guard(witness_mutex_);
   const auto gone = [this](int rank) { return transport_->is_gone(rank); };
   const auto places = witness_.heard();
-  std::ostringstream out;
-  out.precision(3);
-  out << "hvd: " << place.message.describe() << " in process group "
-      << witness_.group() << " has been waiting on rank " << transport_->rank()
-      << " for " << seconds(age) << " s. Where the ranks are: "
-      << witness_.report(place.seq + 1, places, gone);
-  return out.str();
+  const auto what =
+      place.message.describe() + " in process group " + witness_.group();
+  return describe_wait(what, age) +
+      "Where the ranks are: " + witness_.report(place.seq + 1, places, gone);
 }
 
 } // namespace hvd

@@ -98,11 +98,7 @@ void Engine::background(Track& track) {
       hold(lock, track);
       nap = is_held(track) ? kPause : longer(nap);
     }
-    try {
-      ensure_continuing(); // this thread has something else to do
-    } catch (const std::exception&) {
-      // The system refuses a thread; as a rule they go on as they are.
-    }
+    ensure_continuing(); // this thread has something else to do
     if (stop_) {
       return;
     }
@@ -121,9 +117,9 @@ bool Engine::may_continue() const {
       (!continuing_ || Clock::now() >= continuing_since_ + kStuck);
 }
 
-void Engine::ensure_continuing() {
+bool Engine::ensure_continuing() {
   if (continuations_.empty()) {
-    return;
+    return true;
   }
   const auto rests = [](const Track* track) {
     return track->sleeping + track->napping > 0;
@@ -131,9 +127,14 @@ void Engine::ensure_continuing() {
   const auto resting = std::ranges::find_if(tracks_, rests);
   if (resting != tracks_.end()) {
     (*resting)->work_ready.notify_one();
-  } else {
-    add_background_thread(frames_);
+    return true;
   }
+  try {
+    add_background_thread(frames_);
+  } catch (const std::exception&) {
+    return false;
+  }
+  return true;
 }
 
 void Engine::continue_beside(Lock& lock, Track& track) {
@@ -163,10 +164,7 @@ void Engine::run_continuations(Lock& lock) {
       progress_.notify_all(); // shutdown() waits for that
     }
     if (std::exchange(is_first, false)) {
-      try {
-        ensure_continuing(); // should this one take long
-      } catch (const std::exception&) {
-      }
+      ensure_continuing(); // should this one take long
     }
     lock.unlock();
     continuation();
