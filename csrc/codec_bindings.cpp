@@ -111,7 +111,7 @@ std::pair<int32_t, bool> codec_parameters(
   return {codec.block, codec.error_feedback};
 }
 
-std::shared_ptr<Residual> residual_of(
+std::shared_ptr<Residual> begin_feedback(
     ErrorFeedback& feedback,
     const at::Tensor& tensor,
     const std::string& compression,
@@ -124,7 +124,20 @@ std::shared_ptr<Residual> residual_of(
   signature.count = tensor.numel();
   signature.codec = codec_of(compression, block);
   collective.inputs = {tensor};
-  return feedback.next(collective);
+  feedback.enlist(collective);
+  feedback.begin(collective);
+  return collective.residual;
+}
+
+void end_feedback(
+    ErrorFeedback& feedback,
+    const std::shared_ptr<Residual>& residual,
+    const at::Tensor& sum) {
+  residual->finite = all_finite(sum);
+  Collective collective;
+  collective.residual = residual;
+  collective.step = residual->step;
+  feedback.end(collective);
 }
 
 } // namespace
@@ -137,11 +150,12 @@ void bind_codecs(py::module_& module) {
   py::class_<ErrorFeedback>(module, "ErrorFeedback")
       .def(py::init<>())
       .def(
-          "next",
-          &residual_of,
+          "begin",
+          &begin_feedback,
           py::arg("tensor"),
           py::arg("compression"),
-          py::arg("block"));
+          py::arg("block"))
+      .def("end", &end_feedback, py::arg("residual"), py::arg("sum"), NoGil());
   module.def(
       "codec_parameters",
       &codec_parameters,

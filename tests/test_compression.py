@@ -257,3 +257,53 @@ def test_feedback_of_other_tensors() -> None:
         view.copy_(noise(rank, count, seed=step))
         expected = reduced(noise(rank, count, seed=step), plain)
         assert torch.equal(reduced(view, group), expected), step
+
+
+@pytest.mark.parametrize("order", ["ab", "aab", "aaab", "aaabbc"])
+def test_feedback_of_models_in_turns(order: str) -> None:
+    """Of two buckets each, some trained more often: all that is lost of each comes in the end."""
+    rank, steps, count = dist.get_rank(), 24, 40_000
+
+    def gradients(rank: int, model: str) -> Tensor:
+        return noise(rank, 2 * count, seed=ord(model))
+
+    def errors(**options: Any) -> dict[str, float]:
+        group = group_with(compression="int4", **options)
+        buckets = {model: torch.empty(2 * count).split(count) for model in order}
+        total = {model: torch.zeros(2 * count) for model in order}
+        for _ in range(steps):
+            for model in order:
+                for bucket, gradient in zip(
+                    buckets[model], gradients(rank, model).split(count), strict=True
+                ):
+                    reduced(bucket.copy_(gradient), group)
+                total[model] += torch.cat(buckets[model]) / (steps * order.count(model))
+        return {model: error_of(total[model], exact("SUM", gradients, model)) for model in order}
+
+    without, with_feedback = errors(), errors(error_feedback=True)
+    assert all(with_feedback[model] < without[model] / 8 for model in order), with_feedback
+
+
+@pytest.mark.parametrize("codec", ["fp16", "int8", "int4"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_feedback_after_a_sum_that_is_not_finite(codec: str, place: int) -> None:
+    """A step that GradScaler skips leaves nothing behind, in whichever bucket it shows."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    options = {"compression": codec, "compression_min_bytes": 0}
+    group, plain = group_with(**options, error_feedback=True), group_with(**options)
+    buckets = [torch.empty(3_001) for _ in range(3)]
+    had_feedback = []
+    for step in range(7):
+        for i, bucket in enumerate(buckets):
+            bucket.copy_(noise(rank, 3_001, seed=10 * step + i))
+            if step == 3:
+                bucket[::5] *= 1e4 if codec == "fp16" else 1e30
+                if i == place and rank == last:
+                    bucket[17] = torch.inf
+        without = [reduced(bucket.clone(), plain) for bucket in buckets]
+        for bucket in buckets:
+            reduced(bucket, group)
+        had_feedback.append([not torch.equal(*each) for each in zip(buckets, without, strict=True)])
+    # In the second step it was not known yet what the first bucket comes after.
+    for step, has in {0: False, 2: True, 4: False, 5: True, 6: True}.items():
+        assert had_feedback[step] == [has] * 3, step

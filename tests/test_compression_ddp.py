@@ -139,6 +139,38 @@ def test_hook_of_several_models() -> None:
 
 
 @one_rank_a_host
+@pytest.mark.parametrize("backend", ["hvd", "gloo"])
+def test_hook_after_a_skipped_step(backend: str) -> None:
+    """Of a step whose gradients were not finite nothing is added to the next one's."""
+    group = dist.new_group(backend=backend)
+    hook = torch_hvd.hooks.compress("int4")
+    buffers = [torch.empty(100_000) for _ in range(2)]
+
+    def average(seed: int, factor: float = 1.0) -> list[Tensor]:
+        for place, buffer in enumerate(buffers):
+            buffer.copy_(noise(dist.get_rank(), 100_000, seed=2 * seed + place)).mul_(factor)
+            if factor > 1 and place == 1:
+                buffer[17] = torch.inf
+            bucket = SimpleNamespace(buffer=lambda buffer=buffer: buffer)
+            hook(group, cast(dist.GradBucket, bucket)).wait()
+        return [buffer.clone() for buffer in buffers]
+
+    first, _, third = average(1), average(1), average(1)
+    assert not any(map(torch.equal, first, third))  # what those before had lost
+    average(2, factor=1e30)
+    assert all(map(torch.equal, average(1), first))
+
+
+def test_hook_alone() -> None:
+    """A rank that averages with nobody loses nothing."""
+    group = dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
+    buffer = noise(dist.get_rank(), 100_000)
+    bucket = SimpleNamespace(buffer=lambda: buffer)
+    torch_hvd.hooks.compress("int8")(group, cast(dist.GradBucket, bucket)).wait()
+    assert torch.equal(buffer, noise(dist.get_rank(), 100_000))
+
+
+@one_rank_a_host
 def test_hook_under_another_default_dtype() -> None:
     group = dist.new_group(backend="gloo")
     gradient = noise(dist.get_rank(), 5_001)

@@ -343,8 +343,10 @@ class ErrorFeedback:
     """Which residual belongs to which tensor, see csrc/engine/error_feedback.h."""
 
     def __init__(self) -> None: ...
-    def next(self, tensor: Tensor, compression: str, block: int) -> Residual:
-        """That of `tensor`, which is averaged next; a new one if it was not in the step before."""
+    def begin(self, tensor: Tensor, compression: str, block: int) -> Residual:
+        """That of `tensor`, which is averaged now; a new one if it was not in an earlier step."""
+    def end(self, residual: Residual, sum: Tensor) -> None:
+        """To be called with the flat sum of the tensor that has this residual."""
 
 def set_device_kernels(device: str, kernels: object) -> None:
     """Take the codecs' kernels for tensors of a kind of device, such as "cuda", from a capsule."""

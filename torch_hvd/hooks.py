@@ -67,11 +67,15 @@ class _TwoStages:
 
     def average(self, gradients: torch.Tensor, group: dist.ProcessGroup) -> None:
         """In place."""
+        if group.size() == 1:
+            return
         name, block, size = self._name, self._block, group.size()
         missing = -gradients.numel() % (size * block)
         padded = torch.nn.functional.pad(gradients, (0, missing)) if missing else gradients
         shards = padded.chunk(size)
-        lost, lost_sum = self._lost(gradients, padded.numel(), group)
+        feedback = self._feedback.setdefault(group, _C.ErrorFeedback())
+        residual = feedback.begin(gradients, name, block) if self._feeds_back else None
+        lost, lost_sum = self._lost(residual, padded.numel(), group.size())
         contributions = torch.cat(
             [
                 _C.encode(shard, name, block, 1 / size, lost_of_it)
@@ -87,18 +91,18 @@ class _TwoStages:
         dist.all_gather_single(arrived, own_sum, group=group)
         for shard, encoded in zip(shards, arrived.chunk(size), strict=True):
             _C.decode(encoded, name, block, out=shard)
+        if residual is not None:
+            feedback.end(residual, padded)
         if missing:
             gradients.copy_(padded[: gradients.numel()])
 
+    @staticmethod
     def _lost(
-        self, gradients: torch.Tensor, count: int, group: dist.ProcessGroup
+        residual: _C.Residual | None, count: int, size: int
     ) -> tuple[Sequence[torch.Tensor | None], torch.Tensor | None]:
-        """Of this bucket in the step before: of the contribution to each shard, of the own sum."""
-        size = group.size()
-        if not self._feeds_back:
+        """In an earlier step: of the contribution to each shard, and of the own sum."""
+        if residual is None:
             return [None] * size, None
-        feedback = self._feedback.setdefault(group, _C.ErrorFeedback())
-        residual = feedback.next(gradients, self._name, self._block)
         if residual.contribution is None:
             # Whatever the program has made its default.
             residual.contribution = torch.zeros(count, dtype=torch.float32, device="cpu")

@@ -286,6 +286,30 @@ HVD_TARGET void keep_lost(
   }
 }
 
+/// Of numbers whose magnitude is those bits, and not finite from kInfinity on.
+template <typename Bits, Bits kMagnitude, Bits kInfinity>
+HVD_TARGET inline bool all_below(const void* numbers, int64_t count) {
+  const auto* const bits = static_cast<const Bits*>(numbers);
+  Bits largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const Bits magnitude = bits[i] & kMagnitude;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest < kInfinity;
+}
+
+template <typename Rows>
+HVD_TARGET bool all_finite(const void* numbers, Number number, int64_t count) {
+  switch (number) {
+    case Number::Float16:
+      return all_below<uint16_t, 0x7fff, 0x7c00>(numbers, count);
+    case Number::BFloat16:
+      return all_below<uint16_t, 0x7fff, 0x7f80>(numbers, count);
+    default:
+      return all_below<uint32_t, kMagnitudeBits, kInfinityBits>(numbers, count);
+  }
+}
+
 template <typename Rows, typename Element>
 constexpr Kernels::Format blocks_of() {
   return {
@@ -315,7 +339,8 @@ constexpr Kernels make_kernels(const char* name) {
        blocks_of<Rows, Int8>(),
        blocks_of<Rows, Int4>()},
       multiply<Rows>,
-      keep_lost<Rows>};
+      keep_lost<Rows>,
+      all_finite<Rows>};
 }
 
 } // namespace

@@ -178,6 +178,14 @@ void decode(Codec codec, const Encoded& in, at::Tensor& out) {
   });
 }
 
+bool all_finite(const at::Tensor& numbers) {
+  check_numbers("a tensor to look through", numbers);
+  return kernels().all_finite(
+      numbers.const_data_ptr(),
+      *number_of(numbers.scalar_type()),
+      numbers.numel());
+}
+
 void decode_sum_encode(
     Codec codec,
     const std::vector<const Encoded*>& sources,

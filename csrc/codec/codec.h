@@ -66,6 +66,9 @@ void encode(
 
 void decode(Codec codec, const Encoded& in, at::Tensor& out);
 
+/// Whether all numbers are.
+bool all_finite(const at::Tensor& numbers);
+
 /// The owner's stage of an all_reduce: the sum of all sources from 0 up, plus
 /// the residual if it is defined, encoded. `result` becomes what everybody else
 /// will decode from `out`, and the residual what that lost. `out` may be one of

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "codec/device.h"
 #include "common/compression.h"
 
 #include <array>
@@ -56,6 +57,9 @@ struct Kernels {
       const float* decoded,
       int64_t count,
       float* residual);
+
+  /// Whether all numbers are finite. Any `count`.
+  bool (*all_finite)(const void* numbers, Number number, int64_t count);
 
   const Format& operator[](Compression compression) const {
     return formats[static_cast<size_t>(compression) - 1];

@@ -109,6 +109,14 @@ class CompressedAllreduce final : public Running {
     }
     lost_ = cut(residual.contribution);
     lost_sum_ = residual.shard;
+    residual.finite = true;
+    residual_ = &residual;
+  }
+
+  void look_through(const at::Tensor& sum) {
+    if (residual_ != nullptr) {
+      residual_->finite = all_finite(sum) && residual_->finite;
+    }
   }
 
   Message message(const at::Tensor& values) {
@@ -169,6 +177,7 @@ class CompressedAllreduce final : public Running {
         lost_sum_.defined() ? nth_segment(lost_sum_, index) : at::Tensor(),
         segment.sum->encoded,
         output);
+    look_through(output);
     segment.arrivals.clear();
     std::vector<Transfer> sends;
     for (const int peer : transport_.others()) {
@@ -183,6 +192,7 @@ class CompressedAllreduce final : public Running {
     for (size_t i = 0; i < transport_.others().size(); ++i) {
       auto output = nth_segment(outputs_[transport_.others()[i]], ended_);
       decode(codec_, segment.sums[i].encoded, output);
+      look_through(output);
     }
     wait_all(segment.contributing, deadline);
     segment.passing_on->wait(deadline);
@@ -200,7 +210,8 @@ class CompressedAllreduce final : public Running {
   const float factor_;
   const std::vector<at::Tensor> inputs_; ///< shards, as all below
   const std::vector<at::Tensor> outputs_;
-  std::vector<at::Tensor> lost_; ///< empty without error feedback
+  Residual* residual_ = nullptr; ///< without error feedback
+  std::vector<at::Tensor> lost_; ///< empty then
   at::Tensor lost_sum_;
   const int64_t count_; ///< segments
   const int64_t ahead_;

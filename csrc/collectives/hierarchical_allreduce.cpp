@@ -1,8 +1,10 @@
+#include "codec/codec.h"
 #include "collectives/by_host.h"
 #include "collectives/running.h"
 #include "collectives/shards.h"
 #include "transport/subgroup.h"
 
+#include <algorithm>
 #include <deque>
 #include <optional>
 
@@ -111,6 +113,14 @@ class Piece {
     passing_->wait(deadline);
   }
 
+  /// Whether all of the sum is finite; known with error feedback.
+  bool is_finite() const {
+    return slice_.residual->finite &&
+        std::ranges::all_of(levels_.host.others(), [this](int peer) {
+             return all_finite(outputs_[peer]);
+           });
+  }
+
  private:
   /// What this rank reduces between the hosts: an all_reduce of their sums,
   /// which are in the outputs' memory if that can hold them.
@@ -165,6 +175,7 @@ class HierarchicalAllreduce final : public Running {
         count_((collective.outputs[0].numel() + length_ - 1) / length_) {
     if (collective.residual) {
       collective.residual->pieces.resize(count_);
+      collective.residual->finite = true;
     }
     for (int64_t index = 0; index < std::min(kAhead, count_); ++index) {
       start_next();
@@ -189,8 +200,12 @@ class HierarchicalAllreduce final : public Running {
   }
 
   void finish(Deadline deadline) override {
+    auto* const residual = collective_.residual.get();
     for (auto& piece : pieces_) {
       piece.finish(deadline);
+      if (residual != nullptr) {
+        residual->finite = piece.is_finite() && residual->finite;
+      }
     }
   }
 

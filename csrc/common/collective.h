@@ -61,6 +61,8 @@ struct Residual {
   at::Tensor contribution; ///< of this rank's tensor
   at::Tensor shard; ///< of the sum that this rank has made
   std::vector<Residual> pieces; ///< instead, of a tensor that travels in such
+  uint64_t step = 0; ///< of ErrorFeedback, in which it was made
+  bool finite = true; ///< whether all of the sum was then
 };
 
 /// One collective as engine and algorithms see it: dense, contiguous tensors on
@@ -113,8 +115,9 @@ struct Collective {
   /// Of tensors that a device's own backend moves; else null.
   std::shared_ptr<DeviceCall> device_call;
 
-  /// With error feedback: of the same tensor in the step before.
+  /// With error feedback: of the same tensor in an earlier step than this.
   std::shared_ptr<Residual> residual;
+  uint64_t step = 0;
 
   /// Addresses of the caller's tensors, begin and end; see MemoryInUse.
   std::vector<std::pair<uintptr_t, uintptr_t>> memory;

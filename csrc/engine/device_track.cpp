@@ -2,6 +2,7 @@
 
 #include "collectives/device_allreduce.h"
 
+#include <ATen/ops/zeros.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 
@@ -176,12 +177,44 @@ void DeviceTrack::launch_on_stream(const Batch& batch) {
       keep_until_done(
           *members.back()->outputs[0].storage().unsafeGetStorageImpl(), stream);
     }
+    const auto& residual = members[0]->residual; // then it is alone
+    if (residual) {
+      drop_spoiled(*members[0]);
+    }
     launch_allreduces(members, *device_);
+    if (residual) {
+      note_if_spoiled(*members[0]);
+    }
   }
   const auto done = c10::make_intrusive<StreamWork>(device);
   for (const auto& item : batch.items) {
     item.collective->device_call->work = done;
   }
+}
+
+void DeviceTrack::drop_spoiled(const Collective& collective) {
+  Residual& residual = *collective.residual;
+  if (residual.contribution.defined()) {
+    const auto spoiled = not_finite_in(collective).ge(residual.step);
+    residual.contribution.masked_fill_(spoiled, 0);
+    residual.shard.masked_fill_(spoiled, 0);
+  }
+  residual.step = collective.step;
+}
+
+void DeviceTrack::note_if_spoiled(const Collective& collective) {
+  // NaN if one of them, or their sum, is not finite.
+  const auto zero = collective.outputs[0].sum(at::kFloat).mul_(0);
+  not_finite_in(collective).masked_fill_(zero.ne(0), collective.step);
+}
+
+at::Tensor& DeviceTrack::not_finite_in(const Collective& collective) {
+  const auto device = collective.device_call->device;
+  auto& step = not_finite_in_[device.index()];
+  if (!step.defined()) {
+    step = at::zeros({}, at::TensorOptions(device).dtype(at::kLong));
+  }
+  return step;
 }
 
 } // namespace hvd

@@ -6,6 +6,7 @@
 #include "engine/track.h"
 #include "transport/device.h"
 
+#include <map>
 #include <optional>
 
 namespace hvd {
@@ -42,6 +43,11 @@ class DeviceTrack final : public Track {
   void post_header(const Batch& batch);
   void launch(Batch& batch);
   void launch_on_stream(const Batch& batch);
+  // As ErrorFeedback's begin() and end(), in the order of the group's stream.
+  void drop_spoiled(const Collective& collective);
+  void note_if_spoiled(const Collective& collective);
+  /// The latest such step; on the collective's device.
+  at::Tensor& not_finite_in(const Collective& collective);
 
   Transport& host_;
   DeviceTransport* const device_;
@@ -51,6 +57,7 @@ class DeviceTrack final : public Track {
   FrameHeader header_; ///< of the batch that was taken last
   Plan plan_; ///< of that batch
   std::optional<RowExchange> headers_; ///< made for the first header
+  std::map<c10::DeviceIndex, at::Tensor> not_finite_in_;
   std::shared_ptr<DeviceCall> last_; ///< launched by the backend itself
 };
 

@@ -23,6 +23,11 @@ std::vector<Track*> tracks(Track* on_device, Track* frames, Track* large) {
   return all;
 }
 
+/// On a device only its streams know what came of a sum.
+bool feeds_back_on_host(const Collective& collective) {
+  return collective.residual && !collective.device_call;
+}
+
 } // namespace
 
 Engine::Engine(
@@ -105,7 +110,7 @@ void Engine::submit(const std::shared_ptr<Operation>& operation) {
       last_splits_ = Witness::Splits::of(collective);
     }
     if (collective.signature.codec.error_feedback) {
-      collective.residual = error_feedback_.next(collective);
+      error_feedback_.enlist(collective);
     }
     waiting_.push_back({operation, &collective, enlist(collective), now});
     pending_.push_back({operation, &collective, false, nullptr, {}});
@@ -285,6 +290,9 @@ void Engine::start(Track& track, Batch& batch) {
   batch.deadline = deadline_in(timeout);
   for (const auto& item : batch.items) {
     make_ready(*item.collective);
+    if (feeds_back_on_host(*item.collective)) {
+      error_feedback_.begin(*item.collective);
+    }
   }
   batch.rest = track.start(batch);
   auto& times = batch.times;
@@ -297,6 +305,9 @@ bool Engine::finish(Track& track, Batch& batch) {
     return false;
   }
   for (const auto& item : batch.items) {
+    if (feeds_back_on_host(*item.collective)) {
+      error_feedback_.end(*item.collective);
+    }
     copy_back(*item.collective);
   }
   batch.times.finished = Clock::now();

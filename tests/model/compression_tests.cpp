@@ -94,40 +94,64 @@ void test_error_feedback() {
     collective.inputs = {memory[row].narrow(0, 0, count)};
     return collective;
   };
+  const auto next = [](ErrorFeedback& feedback, Collective collective) {
+    feedback.enlist(collective);
+    return collective.residual;
+  };
   ErrorFeedback feedback;
-  const auto first = feedback.next(tensor(0));
-  const auto second = feedback.next(tensor(1));
+  const auto first = next(feedback, tensor(0));
+  const auto second = next(feedback, tensor(1));
   REQUIRE(first != second);
   // From the second step on it is known what the first one follows.
-  const auto again = feedback.next(tensor(0));
+  const auto again = next(feedback, tensor(0));
   REQUIRE(again != first);
-  REQUIRE(feedback.next(tensor(1)) == second);
-  REQUIRE(feedback.next(tensor(0)) == again);
+  REQUIRE(next(feedback, tensor(1)) == second);
+  REQUIRE(next(feedback, tensor(0)) == again);
 
   // Another tensor between them: neither is known to be what it was.
-  const auto third = feedback.next(tensor(2));
-  REQUIRE(feedback.next(tensor(1)) != second);
-  REQUIRE(feedback.next(tensor(0)) == again);
-  REQUIRE(feedback.next(tensor(2)) == third);
+  const auto third = next(feedback, tensor(2));
+  const auto behind_third = next(feedback, tensor(1));
+  REQUIRE(behind_third != second);
+  REQUIRE(next(feedback, tensor(0)) == again);
+  REQUIRE(next(feedback, tensor(2)) == third);
+  REQUIRE(next(feedback, tensor(1)) == behind_third);
+  // But it is when it is as it was before.
+  REQUIRE(next(feedback, tensor(0)) == again);
+  REQUIRE(next(feedback, tensor(1)) == second);
 
   // Another shape in the same memory.
-  REQUIRE(feedback.next(tensor(0, 99)) != again);
+  REQUIRE(next(feedback, tensor(0, 99)) != again);
 
-  // What a round has passed over is forgotten.
-  REQUIRE(feedback.size() == 2);
-  for (int step = 0; step < 3; ++step) {
-    feedback.next(tensor(2));
+  // What has not come for many steps is forgotten.
+  REQUIRE(feedback.size() == 5);
+  for (int step = 0; step < 70; ++step) {
+    next(feedback, tensor(2));
   }
   REQUIRE(feedback.size() == 1);
 
   // Tensors that come one after the other, each in the memory of the last.
+  ErrorFeedback recycled;
   std::set<std::shared_ptr<Residual>> residuals;
   for (int count = 0; count < 4; ++count) {
     auto temporary = tensor(0);
     temporary.inputs = {at::from_blob(memory.data_ptr(), {100}, at::kFloat)};
-    residuals.insert(feedback.next(temporary));
+    residuals.insert(next(recycled, temporary));
   }
   REQUIRE(residuals.size() == 4);
+  REQUIRE(recycled.size() <= 2);
+
+  // In every order there is: a few for each, not one for each that it follows.
+  const auto many = at::empty({40, 100}, at::kFloat);
+  ErrorFeedback shuffled;
+  for (int64_t stride = 1; stride < 40; stride += 2) {
+    for (int64_t i = 0; i < 41; ++i) {
+      Collective collective;
+      collective.signature = gradient(100);
+      collective.inputs = {many[i * stride % 41 % 40]};
+      shuffled.enlist(collective);
+    }
+  }
+  REQUIRE(shuffled.size() <= 4 * 40);
 }
 
 } // namespace hvd::model
