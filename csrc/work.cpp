@@ -1,5 +1,6 @@
 #include "work.h"
 
+#include "collectives/stand_ins.h"
 #include "common/error.h"
 #include "common/neutral_thread.h"
 
@@ -222,6 +223,9 @@ MessageWork::MessageWork(
       buffer_(std::move(buffer)),
       tensor_(std::move(tensor)),
       timeout_(timeout) {
+  if (has_streams(tensor_.device()) && !buffer_.is_alias_of(tensor_)) {
+    on_device_.emplace(tensor_.device());
+  }
   engine_->message_called();
   try {
     request_ = start(engine_->transport());
@@ -276,7 +280,8 @@ void MessageWork::wait_until(
     request_->wait(deadline);
     if (!buffer_.is_alias_of(tensor_)) {
       const NeutralThread neutral;
-      tensor_.copy_(buffer_);
+      copy_apart(
+          on_device_ ? &*on_device_ : nullptr, [&] { tensor_.copy_(buffer_); });
     }
     engine_->message_done(
         describe(), static_cast<int64_t>(buffer_.nbytes()), submitted_);

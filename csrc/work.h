@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "common/stream_mark.h"
 #include "engine/engine.h"
 
 #include <atomic>
@@ -155,6 +156,9 @@ class MessageWork final : public WorkHVD {
   const MessageCall call_;
   const at::Tensor buffer_;
   const at::Tensor tensor_;
+  /// Of a tensor on a device for which the buffer stands: when the caller has
+  /// done with it what came before.
+  std::optional<StreamMark> on_device_;
   const std::chrono::milliseconds timeout_;
   const Deadline submitted_ = Clock::now();
   std::mutex request_mutex_; ///< held while waiting; before mutex_

@@ -455,8 +455,22 @@ def test_messages(device_ranks: Ranks) -> None:
     device_ranks.run(messages, device_ranks.world)
 
 
-def messages_behind_the_callers_stream() -> None:
+def poll(work: Any) -> None:
+    while not work.is_completed():
+        time.sleep(0.001)
+
+
+WAITS: dict[str, Callable[[Any], object]] = {
+    "wait": lambda work: work.wait(),
+    "wait for so long": lambda work: work.wait(timedelta(seconds=10)),
+    "future": lambda work: work.get_future().wait(),
+    "poll": poll,
+}
+
+
+def messages_behind_the_callers_stream(how: str) -> None:
     rank = dist.get_rank()
+    device.use_stream(1)  # no other thread's
     tensor, late = on_device(LARGE, -1), on_device(LARGE, 7 if rank == 0 else -2)
     dist.barrier()
     device.sleep(BUSY * (1 + rank), False)  # the message is there before the receiver's device is
@@ -464,11 +478,12 @@ def messages_behind_the_callers_stream() -> None:
     if rank == 0:
         dist.send(tensor, 1)
     elif rank == 1:
-        work: Any = quickly(lambda: dist.irecv(tensor, 0))
-        work.wait()
+        WAITS[how](quickly(lambda: dist.irecv(tensor, 0)))
         check(tensor, 7)
+    device.use_stream(0)
 
 
-def test_messages_behind_the_callers_stream(device_ranks: Ranks) -> None:
+@pytest.mark.parametrize("how", WAITS)
+def test_messages_behind_the_callers_stream(device_ranks: Ranks, how: str) -> None:
     """Also into memory that the device is not done with, and nobody waits for that."""
-    device_ranks.run(messages_behind_the_callers_stream)
+    device_ranks.run(messages_behind_the_callers_stream, how)

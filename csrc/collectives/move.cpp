@@ -28,7 +28,7 @@ void copy_own(
     const at::Tensor& to,
     const at::Tensor& from) {
   if (to.const_data_ptr() != from.const_data_ptr()) {
-    copy_apart(collective, [&] { flat(to).copy_(flat(from)); });
+    copy_apart(collective.on_device.get(), [&] { flat(to).copy_(flat(from)); });
   }
 }
 

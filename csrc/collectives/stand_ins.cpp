@@ -12,7 +12,7 @@ void make_ready(const Collective& collective) {
   if (collective.copy_in.empty()) {
     return;
   }
-  copy_apart(collective, [&] {
+  copy_apart(collective.on_device.get(), [&] {
     for (const auto& [to, from, factor] : collective.copy_in) {
       to.copy_(factor.defined() ? from.mul(factor.cpu()) : from);
     }
@@ -23,7 +23,7 @@ void copy_back(const Collective& collective) {
   if (collective.copy_back.empty()) {
     return;
   }
-  copy_apart(collective, [&] {
+  copy_apart(collective.on_device.get(), [&] {
     for (const auto& [to, from] : collective.copy_back) {
       to.copy_(from);
     }
@@ -31,16 +31,16 @@ void copy_back(const Collective& collective) {
 }
 
 void copy_apart(
-    const Collective& collective,
+    const StreamMark* on_device,
     const std::function<void()>& copies) {
-  if (!collective.on_device) {
+  if (on_device == nullptr) {
     copies();
     return;
   }
-  const auto device = collective.on_device->device();
+  const auto device = on_device->device();
   const c10::impl::VirtualGuardImpl guard(device.type());
   const c10::StreamGuard on_stream(guard.getStreamFromGlobalPool(device));
-  collective.on_device->hold_current();
+  on_device->hold_current();
   copies();
   StreamMark(device).wait(); // copies inside a device return at once
 }

@@ -14,10 +14,11 @@ void make_ready(const Collective& collective);
 void copy_back(const Collective& collective);
 
 /// Copies between tensors of the caller and their stand-ins, or among either.
-/// Where there is a device that is done on a stream behind the caller's. All is
-/// there when this returns.
+/// `on_device`: the moment when the caller has computed those that are on one,
+/// else null; then that is done on a stream behind it. All is there when this
+/// returns.
 void copy_apart(
-    const Collective& collective,
+    const StreamMark* on_device,
     const std::function<void()>& copies);
 
 } // namespace hvd

@@ -296,6 +296,11 @@ at::Tensor upload(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(), options).copy_(tensor);
 }
 
+/// What this thread puts on the device goes there from now on.
+void use_stream(c10::StreamId id) {
+  current_stream = id;
+}
+
 /// Keeps the current stream busy, and with `pool` those of the pool.
 void sleep(double seconds, bool pool) {
   const auto doze = [seconds] {
@@ -314,6 +319,7 @@ int64_t crossed() {
 
 TORCH_LIBRARY(fakecuda, library) {
   library.def("upload", &upload);
+  library.def("use_stream", &use_stream);
   library.def("sleep", &sleep);
   library.def("crossed", &crossed);
 }
