@@ -58,8 +58,7 @@ std::string described(const Options& self) {
 } // namespace
 
 void bind_options(py::module_& m) {
-  py::class_<Options, c10d::Backend::Options, OptionsPtr> options(
-      m, "Options", py::dynamic_attr());
+  py::class_<Options, c10d::Backend::Options, OptionsPtr> options(m, "Options");
   options.def(
       py::init([](Milliseconds timeout,
                   std::optional<std::string> transport,
@@ -111,7 +110,7 @@ void bind_options(py::module_& m) {
                               .attr("partial")(
                                   py::type::of(self),
                                   **arguments(self.cast<const Options&>()));
-        return py::make_tuple(make, py::tuple(), self.attr("__dict__"));
+        return py::make_tuple(make, py::tuple());
       });
   // Where users, and pickle, find it: _C must not be the first to be imported.
   options.attr("__module__") = "torch_hvd";
