@@ -1,12 +1,27 @@
 #include "checks.h"
 
 #include "collectives/reduce.h"
+#include "common/stream_mark.h"
 
 #include <ATen/MemoryOverlap.h>
 #include <c10/core/ScalarType.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 namespace hvd {
+
+void check_not_captured(const char* verb, c10::Device device) {
+  TORCH_CHECK(
+      !has_streams(device) ||
+          !c10::impl::VirtualGuardImpl(device.type())
+               .isStreamCapturing(current_stream(device)),
+      "hvd: ",
+      verb,
+      " while a graph is captured on ",
+      device,
+      "; the host does a part of it, which a graph would not repeat. Capture "
+      "without it, or with the backend \"nccl\"");
+}
 
 void check_device(const char* verb, const at::Tensor& tensor) {
   TORCH_CHECK(
@@ -18,6 +33,7 @@ void check_device(const char* verb, const at::Tensor& tensor) {
       " on ",
       tensor.device(),
       "; allowed are tensors on cpu and cuda, sparse ones on cpu");
+  check_not_captured(verb, tensor.device());
 }
 
 void check_dense(const char* verb, const at::Tensor& tensor) {

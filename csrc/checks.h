@@ -9,7 +9,11 @@ namespace hvd {
 /// What may be wrong with an argument of a c10d call. Each throws an error that
 /// echoes what was given and says what is allowed. `verb`: as users know it.
 
-/// On a device whose tensors can be moved.
+/// No graph is being captured on the current stream: what the host does would
+/// not be in it.
+void check_not_captured(const char* verb, c10::Device device);
+
+/// On a device whose tensors can be moved, now.
 void check_device(const char* verb, const at::Tensor& tensor);
 
 /// The same, and dense.

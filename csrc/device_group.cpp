@@ -1,9 +1,11 @@
 #include "device_group.h"
 
 #include "arguments.h"
+#include "checks.h"
 #include "codec/device_kernels.h"
 #include "device_work.h"
 
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
@@ -90,16 +92,7 @@ DeviceGroup::Call DeviceGroup::call(
   TORCH_CHECK(!results.empty(), "hvd: ", name(verb), " of no tensors");
   const auto& like = results[0];
   const auto device = like.device();
-  TORCH_CHECK(
-      !has_streams(device) ||
-          !c10::impl::VirtualGuardImpl(device.type())
-               .isStreamCapturing(current_stream(device)),
-      "hvd: ",
-      name(verb),
-      " while a graph is captured on ",
-      device,
-      "; the ranks agree on the host about what to launch, which a graph would "
-      "not repeat. Capture without it, or with the backend \"nccl\"");
+  check_not_captured(name(verb), device);
   Call call{type, title, {}, device, {}, timeout_or_default(timeout)};
   call.signature.verb = verb;
   call.signature.dtype = like.scalar_type();
@@ -140,12 +133,8 @@ DeviceGroup::WorkPtr DeviceGroup::put_off(
     Call call,
     DeviceCall::Launch launch,
     const Tensors& moved) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (coalesced_) {
-      coalesced_->push_back(std::move(launch));
-      return c10::make_intrusive<c10d::Work>();
-    }
+  if (auto work = coalesce(launch, moved)) {
+    return work;
   }
   Collective collective;
   collective.signature = call.signature;
@@ -234,7 +223,7 @@ DeviceGroup::WorkPtr DeviceGroup::allreduce(
       tensors,
       opts.timeout);
   passed.signature.op = opts.reduceOp;
-  if (!is_coalescing()) {
+  if (!is_coalescing() && tensors.size() == 1) {
     if (auto own = own_allreduce(tensors[0], opts.reduceOp, opts.timeout)) {
       return submit(std::move(passed), only(std::move(*own)));
     }
@@ -473,45 +462,67 @@ DeviceGroup::WorkPtr DeviceGroup::alltoall(
 
 DeviceGroup::WorkPtr DeviceGroup::message(
     const char* verb,
-    DeviceCall::Launch launch) {
+    DeviceCall::Launch launch,
+    const Tensors& moved) {
   engine_->check_usable(verb);
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (coalesced_) {
-      coalesced_->push_back(std::move(launch));
-      return c10::make_intrusive<c10d::Work>();
-    }
+  if (auto work = coalesce(launch, moved)) {
+    return work;
   }
   std::shared_lock<std::shared_mutex> calling(device_.calling());
   return launch(device_.backend());
 }
 
 DeviceGroup::WorkPtr DeviceGroup::send(Tensors& tensors, int peer, int tag) {
-  return message("send", [tensors, peer, tag](auto& backend) mutable {
+  const auto launch = [tensors, peer, tag](auto& backend) mutable {
     return backend.send(tensors, peer, tag);
-  });
+  };
+  return message("send", launch, tensors);
 }
 
 DeviceGroup::WorkPtr DeviceGroup::recv(Tensors& tensors, int peer, int tag) {
-  return message("recv", [tensors, peer, tag](auto& backend) mutable {
+  const auto launch = [tensors, peer, tag](auto& backend) mutable {
     return backend.recv(tensors, peer, tag);
-  });
+  };
+  return message("recv", launch, tensors);
 }
 
 DeviceGroup::WorkPtr DeviceGroup::recvAnysource(Tensors& tensors, int tag) {
-  return message("recv", [tensors, tag](auto& backend) mutable {
+  const auto launch = [tensors, tag](auto& backend) mutable {
     return backend.recvAnysource(tensors, tag);
-  });
+  };
+  return message("recv", launch, tensors);
 }
 
-void DeviceGroup::drain_stream() const {
-  const c10::impl::VirtualGuardImpl guard(device_.type());
-  StreamMark(guard.getDevice()).wait();
+void DeviceGroup::drain_stream(std::optional<c10::Device> named) const {
+  std::vector<c10::Device> devices;
+  if (named && named->type() == device_.type() && named->has_index()) {
+    devices = {*named};
+  } else {
+    devices = device_.used();
+  }
+  if (devices.empty()) {
+    devices = {c10::impl::VirtualGuardImpl(device_.type()).getDevice()};
+  }
+  for (const auto device : devices) {
+    StreamMark(device).wait();
+  }
 }
 
 bool DeviceGroup::is_coalescing() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return coalesced_.has_value();
+}
+
+DeviceGroup::WorkPtr DeviceGroup::coalesce(
+    DeviceCall::Launch& launch,
+    const Tensors& moved) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!coalesced_) {
+    return {};
+  }
+  auto work = c10::make_intrusive<CoalescedWork>();
+  coalesced_->push_back({std::move(launch), moved, work});
+  return work;
 }
 
 void DeviceGroup::startCoalescing() {
@@ -520,7 +531,7 @@ void DeviceGroup::startCoalescing() {
 }
 
 DeviceGroup::WorkPtr DeviceGroup::endCoalescing() {
-  std::vector<DeviceCall::Launch> calls;
+  std::vector<Coalesced> calls;
   c10::intrusive_ptr<DeviceWork> before;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -530,16 +541,49 @@ DeviceGroup::WorkPtr DeviceGroup::endCoalescing() {
   if (calls.empty()) {
     return {};
   }
-  if (before) {
-    before->await_launch(kNoTimeout);
+  WorkPtr work;
+  try {
+    if (before) {
+      before->await_launch(kNoTimeout);
+    }
+    work = launch_together(calls);
+  } catch (...) {
+    for (const auto& call : calls) {
+      call.work->end(std::current_exception());
+    }
+    throw;
   }
-  auto& backend = device_.backend();
-  std::lock_guard<std::shared_mutex> calling(device_.calling());
-  backend.startCoalescing();
   for (const auto& call : calls) {
-    call(backend);
+    call.work->become(work);
   }
-  return backend.endCoalescing();
+  return work;
+}
+
+DeviceGroup::WorkPtr DeviceGroup::launch_together(
+    const std::vector<Coalesced>& calls) {
+  Tensors moved;
+  for (const auto& call : calls) {
+    append(moved, call.moved);
+  }
+  const auto device = moved[0].device();
+  const auto launch = [&](c10d::Backend& backend) {
+    backend.startCoalescing();
+    for (const auto& call : calls) {
+      call.launch(backend);
+    }
+    return backend.endCoalescing();
+  };
+  DeviceCall batch(device, launch, moved);
+  // What the group has yet to unpack there may be what is read next, and what
+  // it packs later may be what is written.
+  const c10::StreamGuard guard(device_.stream(device));
+  const std::lock_guard<std::shared_mutex> calling(device_.calling());
+  batch.ready.hold_current();
+  batch.pass_on(device_.backend());
+  if (batch.work) {
+    batch.hold_current();
+  }
+  return batch.work;
 }
 
 } // namespace hvd

@@ -89,8 +89,9 @@ class DeviceGroup final : public c10d::Backend {
   WorkPtr recvAnysource(Tensors&, int tag) override;
 
   /// Blocks until the device has done what this thread has put on its current
-  /// stream.
-  void drain_stream() const;
+  /// stream: the device that is named, or else those of the group's tensors so
+  /// far, or else this thread's.
+  void drain_stream(std::optional<c10::Device> named) const;
 
   /// What is called from here on is put off, to be one call of the backend. It
   /// has no place in the sequence, for messages are not every rank's, and comes
@@ -111,6 +112,12 @@ class DeviceGroup final : public c10d::Backend {
     std::chrono::milliseconds timeout;
   };
 
+  struct Coalesced {
+    DeviceCall::Launch launch;
+    Tensors moved;
+    c10::intrusive_ptr<CoalescedWork> work;
+  };
+
   Call call(
       c10d::OpType type,
       Verb verb,
@@ -126,7 +133,14 @@ class DeviceGroup final : public c10d::Backend {
       BackendVerb verb,
       VerbOptions opts,
       Arguments... arguments);
-  WorkPtr message(const char* verb, DeviceCall::Launch launch);
+  WorkPtr message(
+      const char* verb,
+      DeviceCall::Launch launch,
+      const Tensors& moved);
+  /// Takes `launch` and returns its work if calls are being coalesced, else
+  /// null.
+  WorkPtr coalesce(DeviceCall::Launch& launch, const Tensors& moved);
+  WorkPtr launch_together(const std::vector<Coalesced>& calls);
   std::optional<Collective> own_allreduce(
       const at::Tensor& tensor,
       const c10d::ReduceOp& op,
@@ -141,7 +155,7 @@ class DeviceGroup final : public c10d::Backend {
   DeviceTransport& device_;
   mutable std::mutex mutex_;
   /// Between start and end.
-  std::optional<std::vector<DeviceCall::Launch>> coalesced_;
+  std::optional<std::vector<Coalesced>> coalesced_;
   std::optional<c10::weak_intrusive_ptr<DeviceWork>> last_; ///< submitted
 };
 

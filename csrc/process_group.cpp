@@ -192,7 +192,7 @@ ProcessGroupHVD::WorkPtr ProcessGroupHVD::recvAnysource(
 ProcessGroupHVD::WorkPtr ProcessGroupHVD::barrier(
     const c10d::BarrierOptions& opts) {
   if (on_device_) {
-    on_device_->drain_stream();
+    on_device_->drain_stream(opts.device);
   }
   return on_host_->barrier(opts);
 }

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import _coalescing_manager
 
 import standin
 import torch_hvd
@@ -167,6 +168,63 @@ def test_error_feedback() -> None:
                 mean += tensor / 16
         errors[feedback] = float((mean - exact).norm() / exact.norm())
     assert errors[True] < errors[False] / 4, errors
+
+
+@pytest.mark.ranks(2, transports=["auto"])
+def test_error_feedback_after_a_sum_that_is_not_finite() -> None:
+    """The step that GradScaler skips leaves nothing behind, in no bucket."""
+    rank = dist.get_rank()
+
+    def results(feedback: bool) -> list[list[Tensor]]:
+        options = torch_hvd.Options(compression="int4", error_feedback=feedback)
+        buckets = [torch.empty(50_000) for _ in range(3)]
+        steps = []
+        with standin.group(options, apart=True) as group:
+            for step in range(6):
+                for i, bucket in enumerate(buckets):
+                    random = torch.Generator().manual_seed(100 * step + 10 * i + rank)
+                    bucket.copy_(torch.randn(50_000, generator=random))
+                    if step == 3:
+                        bucket *= 1e30
+                        bucket[17] = torch.inf if (i, rank) == (1, 0) else 0
+                    dist.all_reduce(bucket, group=group)
+                steps.append([bucket.clone() for bucket in buckets])
+        return steps
+
+    same = [
+        [torch.equal(*pair) for pair in zip(*step, strict=True)]
+        for step in zip(results(True), results(False), strict=True)
+    ]
+    assert same[0] == same[4] == [True] * 3
+    assert not any(same[2] + same[5])
+
+
+@pytest.mark.ranks(2, transports=["auto"])
+def test_coalesced_calls_that_the_backend_refuses() -> None:
+    """As Gloo does: nobody waits within the block, and each call's work has the error."""
+    tensor, refused = torch.ones(4), "gloo does not implement startCoalescing"
+    with standin.group() as group:
+        with (
+            pytest.raises(RuntimeError, match=refused),
+            _coalescing_manager(group, tensor.device),
+        ):
+            dist.broadcast(tensor, 0, group=group)
+            work: Any = dist.broadcast(tensor, 0, group=group, async_op=True)
+            work.wait()
+            assert not work.is_completed()
+        with pytest.raises(RuntimeError, match=refused):
+            work.wait()
+        dist.all_reduce(tensor, group=group)
+    assert filled(tensor, 2)
+
+
+@pytest.mark.ranks(2, transports=["auto"])
+def test_all_reduce_of_several_tensors() -> None:
+    """Is the backend's affair, never that of the first alone: Gloo adds them all up."""
+    tensors = [torch.ones(4), torch.ones(4)]
+    with standin.group() as group:
+        group.allreduce(tensors, dist.AllreduceOptions()).wait()
+    assert all(filled(tensor, 4) for tensor in tensors)
 
 
 @pytest.mark.ranks(2, 3, transports=["auto"])

@@ -39,6 +39,15 @@ c10::Stream DeviceTransport::stream(c10::Device device) {
   return known->second;
 }
 
+std::vector<c10::Device> DeviceTransport::used() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<c10::Device> devices;
+  for (const auto& [index, stream] : streams_) {
+    devices.push_back(stream.device());
+  }
+  return devices;
+}
+
 DeviceTransport::WorkPtr DeviceTransport::all_reduce(
     at::Tensor tensor,
     const c10d::ReduceOp& op,

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <shared_mutex>
 #include <string>
+#include <vector>
 
 namespace hvd {
 
@@ -51,6 +52,8 @@ class DeviceTransport {
 
   /// The group's own, where it packs and encodes.
   c10::Stream stream(c10::Device device);
+  /// The devices for which there is one.
+  std::vector<c10::Device> used();
 
   WorkPtr all_reduce(
       at::Tensor tensor,
