@@ -5,16 +5,13 @@
 
 #include <ATen/MemoryOverlap.h>
 #include <c10/core/ScalarType.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 namespace hvd {
 
 void check_not_captured(const char* verb, c10::Device device) {
   TORCH_CHECK(
-      !has_streams(device) ||
-          !c10::impl::VirtualGuardImpl(device.type())
-               .isStreamCapturing(current_stream(device)),
+      !is_captured(device),
       "hvd: ",
       verb,
       " while a graph is captured on ",

@@ -573,11 +573,14 @@ DeviceGroup::WorkPtr DeviceGroup::launch_together(
     }
     return backend.endCoalescing();
   };
+  const std::lock_guard<std::shared_mutex> calling(device_.calling());
+  if (is_captured(device)) { // messages, as nothing else of the group can be
+    return launch(device_.backend());
+  }
   DeviceCall batch(device, launch, moved);
   // What the group has yet to unpack there may be what is read next, and what
   // it packs later may be what is written.
   const c10::StreamGuard guard(device_.stream(device));
-  const std::lock_guard<std::shared_mutex> calling(device_.calling());
   batch.ready.hold_current();
   batch.pass_on(device_.backend());
   if (batch.work) {

@@ -487,3 +487,28 @@ def messages_behind_the_callers_stream(how: str) -> None:
 def test_messages_behind_the_callers_stream(device_ranks: Ranks, how: str) -> None:
     """Also into memory that the device is not done with, and nobody waits for that."""
     device_ranks.run(messages_behind_the_callers_stream, how)
+
+
+def captured() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for count in (SMALL, LARGE):
+        tensor = on_device(count, rank)
+        calls: dict[str, Callable[[], object]] = {
+            "all_reduce": lambda tensor=tensor: dist.all_reduce(tensor),  # type: ignore[misc]
+            "send": lambda tensor=tensor: dist.isend(tensor, (rank + 1) % size),  # type: ignore[misc]
+            "recv": lambda tensor=tensor: dist.irecv(tensor, (rank + 1) % size),  # type: ignore[misc]
+        }
+        device.capture(True)
+        for name, call in calls.items():
+            with pytest.raises(
+                RuntimeError, match=f"hvd: {name} while a graph is captured on cuda"
+            ):
+                call()
+        device.capture(False)
+        dist.all_reduce(tensor)
+        check(tensor, sum(range(size)))
+
+
+def test_in_a_graph(device_ranks: Ranks) -> None:
+    """Refused before anything is sent, and the group goes on."""
+    device_ranks.run(captured)

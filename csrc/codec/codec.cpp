@@ -82,15 +82,6 @@ void check_residual(const at::Tensor& residual, int64_t count) {
       residual.scalar_type());
 }
 
-/// Calls `on_piece(begin, n)` for all `count` values: n <= kPiece of them from
-/// `begin` on, whole blocks but in the last piece.
-template <typename OnPiece>
-void for_pieces(int64_t count, OnPiece on_piece) {
-  for (int64_t begin = 0; begin < count; begin += kPiece) {
-    on_piece(begin, std::min(kPiece, count - begin));
-  }
-}
-
 } // namespace
 
 std::optional<Number> number_of(at::ScalarType dtype) {

@@ -12,14 +12,6 @@ namespace hvd {
 
 namespace {
 
-/// Calls `on_piece(begin, n)`: n <= kPiece values from `begin` on.
-template <typename OnPiece>
-void for_pieces(int64_t count, OnPiece on_piece) {
-  for (int64_t begin = 0; begin < count; begin += kPiece) {
-    on_piece(begin, std::min(kPiece, count - begin));
-  }
-}
-
 /// Encodes what is to be sent; what that loses becomes the residual.
 void encode_piece(
     const Pieces& pieces,

@@ -22,6 +22,15 @@ constexpr size_t kStreamedBytes = 8 << 20;
 
 using Piece = float[kPiece];
 
+/// Calls `on_piece(begin, n)` for all `count` values: n <= kPiece of them from
+/// `begin` on, whole blocks but in the last piece.
+template <typename OnPiece>
+void for_pieces(int64_t count, OnPiece on_piece) {
+  for (int64_t begin = 0; begin < count; begin += kPiece) {
+    on_piece(begin, std::min(kPiece, count - begin));
+  }
+}
+
 /// The kernels, for any number of values from the first of a block on.
 ///
 /// What is left behind the whole blocks continues as zeros in buffers of its

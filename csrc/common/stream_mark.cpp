@@ -19,6 +19,12 @@ bool stream_is_idle(c10::Device device) {
           .queryStream(current_stream(device));
 }
 
+bool is_captured(c10::Device device) {
+  return has_streams(device) &&
+      c10::impl::VirtualGuardImpl(device.type())
+          .isStreamCapturing(current_stream(device));
+}
+
 void* native_handle(c10::Stream stream) {
   if (!has_streams(stream.device())) {
     return nullptr;

@@ -18,6 +18,9 @@ c10::Stream current_stream(c10::Device device);
 /// Whether all that this thread has put on its current stream is done.
 bool stream_is_idle(c10::Device device);
 
+/// Whether what this thread puts on its current stream goes into a graph.
+bool is_captured(c10::Device device);
+
 /// As the device's own library knows it; null on the host.
 void* native_handle(c10::Stream stream);
 

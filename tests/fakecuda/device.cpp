@@ -96,6 +96,7 @@ struct Event {
 using EventPtr = std::shared_ptr<Event>;
 
 thread_local c10::StreamId current_stream = 0;
+thread_local bool capturing = false;
 
 class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
@@ -125,6 +126,9 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   c10::Stream exchangeStream(c10::Stream next) const override {
     return stream(std::exchange(current_stream, next.id()));
+  }
+  bool isStreamCapturing(const c10::Stream& /*stream*/) const override {
+    return capturing;
   }
   bool queryStream(const c10::Stream& stream) const override {
     return worker_of(stream.id()).is_idle();
@@ -301,6 +305,11 @@ void use_stream(c10::StreamId id) {
   current_stream = id;
 }
 
+/// Says from now on that a graph is being captured, which none is.
+void capture(bool yes) {
+  capturing = yes;
+}
+
 /// Keeps the current stream busy, and with `pool` those of the pool.
 void sleep(double seconds, bool pool) {
   const auto doze = [seconds] {
@@ -320,6 +329,7 @@ int64_t crossed() {
 TORCH_LIBRARY(fakecuda, library) {
   library.def("upload", &upload);
   library.def("use_stream", &use_stream);
+  library.def("capture", &capture);
   library.def("sleep", &sleep);
   library.def("crossed", &crossed);
 }
