@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import pytest
 
 from torch_hvd import _addresses, _check_build, _flags, _hosts, _run, _translate, hvdrun
 
-RANK = f"{sys.executable} -I {_translate.RANK}"
+RANK = shlex.join([sys.executable, "-I", str(_translate.RANK)])
 VERSIONS = {
     "openmpi5": "mpirun (Open MPI) 5.0.11\n\nReport bugs to",
     "openmpi4": "mpirun (Open MPI) 4.1.8\n",
@@ -91,7 +92,7 @@ def test_ranks_that_share_a_host_have_one_thread(
     program = str(mpiruns / mpirun) if mpirun else "torchrun"
     more = ["--mpirun", program] if mpirun else []
     text = dry_run(capsys, *options.split(), *more, "true")
-    assert text.startswith(f"{variables}{program} "), text
+    assert text.startswith(f"{variables}{shlex.quote(program)} "), text
 
 
 def test_ranks_on_hosts_of_their_own_have_all_threads(
@@ -99,7 +100,7 @@ def test_ranks_on_hosts_of_their_own_have_all_threads(
 ) -> None:
     mpirun = str(mpiruns / "openmpi5")
     text = dry_run(capsys, "-np", "2", "--mpirun", mpirun, "-H", "here:1,far:1", "true")
-    assert text.startswith(f"{mpirun} "), text
+    assert text.startswith(f"{shlex.quote(mpirun)} "), text
 
 
 ALL = "-x OMP_NUM_THREADS -x PATH"
@@ -190,7 +191,7 @@ def test_mpirun(
     chosen = str(mpiruns / mpirun)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     text = dry_run(capsys, "-np", "2", "--mpirun", chosen, *options.split(), "python a.py")
-    assert text == f"{variables}{chosen} {command}"
+    assert text == f"{variables}{shlex.quote(chosen)} {command}"
 
 
 def test_an_open_mpi_by_another_name(mpiruns: Path) -> None:
@@ -233,7 +234,8 @@ def test_the_mpirun_of_the_environment_is_taken_and_root_allowed(
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     (mpiruns / "mpirun").symlink_to("openmpi5")
     command = dry_run(capsys, "-np", "2", "--mpi", "true")
-    assert f" {mpiruns}/mpirun -np 2 -H localhost:2 --allow-run-as-root " in command
+    mpirun = shlex.quote(f"{mpiruns}/mpirun")
+    assert f" {mpirun} -np 2 -H localhost:2 --allow-run-as-root " in command
 
 
 @pytest.mark.parametrize(
@@ -316,7 +318,7 @@ def test_refused(
     capsys: pytest.CaptureFixture[str], mpiruns: Path, arguments: str, says: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        hvdrun.main(arguments.format(folder=mpiruns).split())
+        hvdrun.main([word.format(folder=mpiruns) for word in arguments.split()])
     assert ended.value.code == 2
     assert says in capsys.readouterr().err
 
