@@ -193,28 +193,28 @@ def test_premul_by_factors_that_differ(count: int) -> None:
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.float16, torch.int64], ids=rows.name
 )
-def test_sparse(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("op", ["SUM", "AVG"])
+def test_sparse(dtype: torch.dtype, op: str) -> None:
     """Sparse tensors with other places and another number of them on each rank, some with none."""
     rank, size = dist.get_rank(), dist.get_world_size()
     for trailing in ((), (3,)):
         for async_op in (False, True):
             parts = [_sparse(other, trailing, dtype) for other in range(size)]
             tensor = parts[rank]
-            work = dist.all_reduce(tensor, async_op=async_op)
+            work = dist.all_reduce(tensor, op=rows.reduce_op(op), async_op=async_op)
             if work is not None:
                 work.wait()
-            expected = torch.stack(
-                [part.to_dense() for part in (_sparse(o, trailing, dtype) for o in range(size))]
-            )
+            inputs = [_sparse(other, trailing, dtype).to_dense() for other in range(size)]
             assert tensor.is_sparse
-            assert torch.equal(tensor.to_dense(), expected.sum(0, dtype=dtype))
+            assert torch.equal(tensor.to_dense(), rows.combine(op, inputs))
 
 
 def _sparse(rank: int, trailing: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Rank r fills places 0, 2r and 3r + 1 of 12 x 2; the second rank fills none."""
     where = [] if rank == 1 else [[0, 0], [2 * rank, 1], [3 * rank + 1, 0]]
     indices = torch.tensor(where, dtype=torch.int64).reshape(-1, 2).t()
-    filled = torch.arange(1, 1 + indices.shape[1] * torch.Size(trailing).numel()) * (rank + 1)
+    count = indices.shape[1] * torch.Size(trailing).numel()
+    filled = torch.arange(-2, count - 2) * (rank + 1)  # a mean below 0 shows how it is rounded
     return torch.sparse_coo_tensor(
         indices, filled.to(dtype).reshape(-1, *trailing), (12, 2, *trailing)
     )
