@@ -12,6 +12,34 @@ from launch import launch
 from torch_hvd import report
 
 
+def test_stats_table() -> None:
+    """Of two sizes that are used, among four."""
+    used = [
+        # Together 4e6 bytes/s; each for itself 5e6 and 6e6 on the average.
+        {"upto": 1e6, "count": 4, "tensors": 10, "bytes": 2e6, "seconds": 0.5, "rates": 20e6},
+        {"upto": None, "count": 2, "tensors": 2, "bytes": 6e6, "seconds": 1.2, "rates": 12e6},
+    ]
+    unused = [{"upto": upto, "count": 0} for upto in (1e3, 2e7)]
+    group = {
+        **{"group": "0", "tensors": 12, "responses": 6, "frames": 3, "messages": 5},
+        **{"tensor_bytes": 8_000_000, "wire_bytes": 7_000_000, "shared_memory_bytes": 3_500_000},
+        **{"fusion_buffer_bytes": 500_000, "elapsed": 10.0, "waiting": 2.25},
+        "rows": [unused[0], used[0], unused[1], used[1]],
+    }
+    assert report.stats_table(1, group).splitlines() == [
+        "Rank 1, group 0: 12 tensors in 6 responses, 3 of them frames; 5 messages.",
+        "8.0 MB of tensors, 7.0 MB sent over the network, 3.5 MB through shared memory; "
+        "fusion buffer up to 0.5 MB.",
+        "10.00 s in all: waiting for communication 2.25 s, everything else 7.75 s.",
+        "",
+        "| response size | count | tensors each | average MB | Mbit/s, mean | Mbit/s, aggregate "
+        "| total s | average ms | % of time |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| (1 KB, 1 MB] | 4 | 2.5 | 0.5 | 40 | 32 | 0.500 | 125.000 | 5.0 |",
+        "| > 20 MB | 2 | 1.0 | 3 | 48 | 40 | 1.200 | 600.000 | 12.0 |",
+    ]
+
+
 def test_plot(tmp_path: Path) -> None:
     """A bar for each size that has responses, of each rank; the groups of a rank are one."""
     from matplotlib import image, pyplot
