@@ -119,6 +119,49 @@ def test_timelines_of_hosts_with_other_clocks(pool: RankPool, tmp_path: Path) ->
     assert found == pytest.approx(-5e6, abs=20e3)
 
 
+def events_of(wall_clock: float, *calls: tuple[str, float, float]) -> list[report.Event]:
+    """Calls by name, each with when it left and when everything had come in."""
+    events: list[report.Event] = [
+        {"ph": "M", "name": "process_name", "args": {"wall_clock_offset_us": wall_clock}}
+    ]
+    for number, (name, left, came) in enumerate(calls):
+        events += [
+            {"ph": "b", "name": name, "id": f"0/{number}", "ts": left, "args": {}},
+            {"ph": "b", "name": "pack", "id": f"0/{number}", "ts": left},
+            {"ph": "e", "name": "exchange", "id": f"0/{number}", "ts": came},
+        ]
+    return events
+
+
+# By the first the offset is from -1010 to -990, by the second at most -996, by the third at least
+# -1004.
+CALLS = ("all_reduce", "all_gather", "barrier")
+HERE = [(0.0, 10.0), (100.0, 104.0), (200.0, 210.0)]
+THERE = [(1000.0, 1010.0), (1100.0, 1110.0), (1200.0, 1204.0)]
+REFERENCE = [(name, *times) for name, times in zip(CALLS, HERE, strict=True)]
+AHEAD = [(name, *times) for name, times in zip(CALLS, THERE, strict=True)]
+
+
+@pytest.mark.parametrize("guess", [-1004.0, -1003.0, -996.0])
+def test_a_wall_clock_that_may_be_right_is_believed(guess: float) -> None:
+    assert report.clock_offset(events_of(5e6, *REFERENCE), events_of(5e6 + guess, *AHEAD)) == guess
+
+
+@pytest.mark.parametrize("guess", [-1004.5, -995.5])
+def test_clocks_are_bound_from_each_side(guess: float) -> None:
+    """By another collective; of what is left the middle is taken."""
+    assert report.clock_offset(events_of(0.0, *REFERENCE), events_of(guess, *AHEAD)) == -1000.0
+
+
+@pytest.mark.parametrize("name", ["broadcast", "reduce", "scatter"])
+def test_clocks_are_not_bound_by_what_goes_one_way(name: str) -> None:
+    """Who sends has it before the others have come."""
+    one_way = (name, 300.0, 301.0), (name, 1350.0, 1360.0)  # as if it were -1049 at most
+    reference, ahead = [*REFERENCE, one_way[0]], [*AHEAD, one_way[1]]
+    assert report.clock_offset(events_of(0.0, *reference), events_of(7.0, *ahead)) == -1000.0
+    assert report.clock_offset(events_of(0.0, one_way[0]), events_of(7.0, one_way[1])) == 7.0
+
+
 def test_timeline_of_a_rank_that_died(tmp_path: Path) -> None:
     whole = (
         '[{"ph":"M","name":"process_name","pid":0,"args":{"wall_clock_offset_us":0.0}},\n'
@@ -145,7 +188,8 @@ def test_forked_child_that_exits(tmp_path: Path) -> None:
     ended = launch(FORKS, 2, env={"HVD_TIMELINE": str(tmp_path), "HVD_STATS": str(tmp_path / "s")})
     for rank, process in enumerate(ended):
         assert process.returncode == 0, process.stderr
-        assert json.loads(process.stdout)["groups"] == []
+        of_child = json.loads(process.stdout)
+        assert (of_child["groups"], of_child["ended"]) == ([], False)
         events = json.loads((tmp_path / f"rank-{rank}.timeline.json").read_text())
         names = Counter(e["name"] for e in events if e["ph"] == "b" and "args" in e)
         assert names["all_reduce(float32[4], SUM)"] == 2
