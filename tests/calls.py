@@ -86,13 +86,11 @@ def says_called(text: str, rank: int, call: str) -> bool:
 
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Those variables are set meanwhile, none of which is now."""
-    os.environ.update(variables)
-    try:
+    """Those variables are set meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
         yield
-    finally:
-        for name in variables:
-            del os.environ[name]
 
 
 def cpu_backend(group: dist.ProcessGroup | None = None) -> Any:
