@@ -198,6 +198,16 @@ def test_an_open_mpi_by_another_name(mpiruns: Path) -> None:
     assert hvdrun.version_of(str(mpiruns / "mpirun.openmpi")) == "Open MPI 4.1.4"
 
 
+def test_where_rank_0_is_may_be_given(
+    capsys: pytest.CaptureFixture[str], mpiruns: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "mine")
+    options = ("-np", "2", "--mpirun", str(mpiruns / "openmpi5"), "-H", "far:1,here:1")
+    text = dry_run(capsys, *options, "true")
+    assert "MASTER_ADDR=" not in text
+    assert " -x MASTER_ADDR " in text
+
+
 @pytest.mark.parametrize("mpirun", ["openmpi5", "mpich"])
 def test_in_a_job_of_slurm(
     capsys: pytest.CaptureFixture[str],
@@ -220,6 +230,7 @@ def test_what_other_hosts_get_of_the_environment(
         "WANDB_MODE",
         "SSH_CLIENT",
         "HOSTNAME",
+        "TMPDIR",
         "SLURM_JOB_ID",
         "BASH_FUNC_a%%",
     ):
@@ -285,6 +296,7 @@ def test_what_follows_the_command_is_its_own(
         ("-np 2 --stall-check-time x true", "'x' is not a number from 0 on, below 1e9"),
         ("-np 2 --frobnicate true", "unrecognized arguments: --frobnicate"),
         ("-np 3 -H a:1,b true", "-np 3 is more than the 2 slots of the hosts"),
+        ("-np 3 -H a:0,b:3 true", "'a:0' is no host with its slots; they are as in host1:2"),
         ("-np 3 -H a:x true", "'a:x' is no host with its slots; they are as in host1:2"),
         ("-np 3 --hostfile /no/file true", "No such file or directory: '/no/file'"),
         ("-np 2 -H far:2 true", "torchrun cannot start ranks on other hosts, and there is no mpi"),
@@ -405,6 +417,15 @@ def test_a_job_that_a_rank_starts_gets_nothing_of_the_ranks_own_job(
     assert found - {"PATH", "PYTEST_CURRENT_TEST"} == {"A", "GROUP_ID"}
     monkeypatch.delenv("RANK")
     assert hvdrun.environment({}).keys() >= set(others)
+
+
+@pytest.mark.parametrize(("size", "folder"), [("10", "rank.7"), ("11", "rank.07")])
+def test_folders_of_output_sort_as_ranks_do(tmp_path: Path, size: str, folder: str) -> None:
+    """As horovodrun named them: with the digits of the last rank."""
+    out = tmp_path / "out"
+    command = [sys.executable, "-I", str(_translate.RANK), "--output", str(out), "/bin/true"]
+    subprocess.run(command, env={"RANK": "7", "WORLD_SIZE": size}, check=True)
+    assert [path.name for path in out.iterdir()] == [folder]
 
 
 def test_check_build(mpiruns: Path, monkeypatch: pytest.MonkeyPatch) -> None:

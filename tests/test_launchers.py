@@ -168,6 +168,7 @@ NOT_LAUNCHED = {
     "pmix-alone": {"PMIX_RANK": "0", "PMIX_NAMESPACE": "x"},
     "slurm-batch-script": without(STEP, "SLURM_STEP_ID", "SLURM_STEP_NODELIST"),
     "slurm-shell-of-salloc": {**STEP, "SLURM_STEP_ID": "4294967290"},
+    "slurm-first-of-its-own": {**STEP, "SLURM_STEP_ID": "4294967280"},
     "torchrun": {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
 }
 
@@ -181,6 +182,7 @@ def test_not_launched(case: str) -> None:
     "environ",
     [
         open_mpi(2, 2, 0, 2),
+        open_mpi(1, 2, 2, 2),
         {**open_mpi(0, 2, 0, 2), "OMPI_COMM_WORLD_SIZE": "two"},
         slurm(1, 0, 7, "1(x5)", "a"),
         {**STEP, "SLURM_STEP_NODELIST": ""},
@@ -248,6 +250,8 @@ def test_ranks_of_a_job_have_one_port_and_other_jobs_others() -> None:
     # Hashes of 100 jobs among 19500 ports: hardly two meet.
     assert len({port(f"prterun-a-{pid}@1", 0) for pid in range(100)}) >= 97
     assert Launch("Hydra", 0, 2, 0, 1).port is None
+    # Names whose CRC-32, modulo 19500, is 0 and 19499.
+    assert (port("job-3332", 0), port("job-31700", 0)) == (10000, 29499)
 
 
 OWN = "203.0.113.7"
