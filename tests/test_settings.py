@@ -66,6 +66,7 @@ BAD_VARIABLES = [
     ("HVD_COMPRESSION", "zip", "allowed is none or fp16 or bf16 or fp8 or fp8_e5m2 or int8"),
     ("HVD_COMPRESSION", "FP16", "allowed is none or fp16"),
     ("HVD_COMPRESSION_MIN_BYTES", "-1", BYTES),
+    ("HVD_COMPRESSION_BLOCK", "16", "allowed is auto, 32, 64"),
     ("HVD_COMPRESSION_BLOCK", "100", "allowed is auto, 32, 64"),
     ("HVD_COMPRESSION_BLOCK", "2048", "allowed is auto, 32, 64"),
     ("HVD_COMPRESSION_BLOCK", "x", "allowed is auto, 32, 64"),
@@ -77,6 +78,7 @@ BAD_VARIABLES = [
     ("HOROVOD_STALL_CHECK_TIME_SECONDS", "-1", SECONDS),
     ("HVD_STALL_SHUTDOWN_TIME", "inf", SECONDS),
     ("HVD_STALL_SHUTDOWN_TIME", "1e-9", SECONDS),
+    ("HVD_STALL_SHUTDOWN_TIME", "9e-4", SECONDS),
 ]
 BAD_OPTIONS: list[tuple[str, Any, str]] = [
     ("transport", "NCCL", TRANSPORTS),
@@ -122,6 +124,14 @@ def test_bad_variable(variable: str, value: str, allowed: str) -> None:
         resolved({variable: value})
     assert f"{variable} is {value!r}" in str(caught.value)
     assert allowed in str(caught.value)
+
+
+def test_edges() -> None:
+    """In bytes; without the variable 1 KB, 1 MB, and each 10 MB to 400."""
+    found = _settings.stats_edges({})
+    assert len(found) == 42
+    assert found[:4] == [1e3, 1e6, 1e7, 2e7] and found[-1] == 4e8
+    assert _settings.stats_edges({"HVD_STATS_EDGES": "0.5,3"}) == [5e5, 3e6]
 
 
 @pytest.mark.parametrize("text", ["nan", "1,nan", "1,inf", "2,1", "1,1", "0,1", "-1", "1;2"])
@@ -239,7 +249,9 @@ def test_option_of_another_type(option: dict[str, Any]) -> None:
         ({"HVD_FUSION_CUTOFF": "100"}, {"fusion_cutoff": 200}, "fusion_cutoff", 200),
         ({"HVD_COMPRESSION": "int8"}, {}, "compression", "int8"),
         ({"HVD_COMPRESSION": "int8"}, {"compression": "none"}, "compression", "none"),
+        ({"HVD_COMPRESSION_BLOCK": "32"}, {}, "block", 32),
         ({"HVD_COMPRESSION_BLOCK": "64"}, {}, "block", 64),
+        ({"HVD_COMPRESSION_BLOCK": "1024"}, {}, "block", 1024),
         ({"HVD_COMPRESSION_BLOCK": "64"}, {"block": 512}, "block", 512),
         ({"HVD_COMPRESSION_BLOCK": "auto"}, {}, "block", None),
         ({"HVD_ERROR_FEEDBACK": "1"}, {}, "error_feedback", True),
@@ -248,6 +260,7 @@ def test_option_of_another_type(option: dict[str, Any]) -> None:
         ({"HVD_CHECK": "1"}, {"check": False}, "check", False),
         ({"HVD_CHECK": "0"}, {"check": True}, "check", True),
         ({"HOROVOD_STALL_CHECK_TIME_SECONDS": "5"}, {}, "stall_check_time", 5.0),
+        ({"HVD_STALL_SHUTDOWN_TIME": "0.001"}, {}, "stall_shutdown_time", 0.001),
         ({"HVD_STALL_CHECK_TIME": "5"}, {"stall_check_time": 0.5}, "stall_check_time", 0.5),
         ({"HVD_TRANSPORT": "shm"}, {}, "transport", "shm"),
         ({"HVD_TRANSPORT": "nonsense"}, {"transport": "gloo"}, "transport", "gloo"),
@@ -402,6 +415,9 @@ def init_with_values_that_differ(size: int) -> None:
         assert said in text, text
         check_group()
         check_group(dist.new_group())
+    # How long a rank is patient is its own affair.
+    patience = torch_hvd.Options(stall_check_time=50.0 + rank, stall_shutdown_time=60.0 + rank)
+    check_group(dist.new_group(pg_options=patience))
     leave()
 
 
