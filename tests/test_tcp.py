@@ -80,6 +80,23 @@ def test_strangers_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [is_closed(visit) for visit in store.visits] == [True] * 3
 
 
+def test_who_calls_itself_a_rank_that_is_not_awaited_is_turned_away() -> None:
+    """Though it knows the token: it has come before, or is to be called."""
+    token = bytes(range(16))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        visits = [socket.create_connection(listener.getsockname()) for _ in range(4)]
+        for visit, rank in zip(visits, (1, 1, 0, 2), strict=True):
+            visit.sendall(_tcp._HELLO.pack(rank, token))
+        taken = dict(_tcp._accept(listener, token, {1, 2}, time.monotonic() + 10))
+    assert {rank: one.getpeername() for rank, one in taken.items()} == {
+        1: visits[0].getsockname(),
+        2: visits[3].getsockname(),
+    }
+    assert is_closed(visits[1]) and is_closed(visits[2])
+    for connection in (visits[0], visits[3], *taken.values()):
+        connection.close()
+
+
 def is_closed(connection: socket.socket) -> bool:
     with connection:
         connection.settimeout(5)
