@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_hvd
-from calls import LARGE, SMALL, cpu_backend
+from calls import LARGE, SMALL, cpu_backend, environment
 from ranks import RankPool
 
 FRAME_HEAD = 16 + 64  # its length, and what the ranks agree by
@@ -54,6 +54,17 @@ def test_lone_calls_have_no_extra_exchange() -> None:
     assert after[other] == 0
     assert after["fusion_buffer_bytes"] == 0
     assert 0 < after["waiting"] < after["elapsed"]
+
+
+@pytest.mark.ranks(2)
+def test_what_is_longer_than_the_cutoff_takes_no_frame() -> None:
+    """What is not may be packed with others, behind a frame that tells of it."""
+    with environment({"HVD_FUSION_CUTOFF": "400000"}):
+        group = dist.new_group()
+    for count, frames, responses in [(100_000, 1, 1), (100_001, 1, 2)]:  # of 4 bytes
+        dist.all_reduce(torch.ones(count), group=group)
+        seen = counts()
+        assert (seen["frames"], seen["responses"]) == (frames, responses), (count, seen)
 
 
 def saved_by_int8() -> tuple[float, float]:
