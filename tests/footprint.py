@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+# All that the tests of this worker start has it in its environment, and nothing else does.
+_MARK = f"STARTED_BY_TESTS_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
+os.environ.setdefault(_MARK, uuid.uuid4().hex)
 
 
 def held() -> tuple[int, int, int]:
@@ -44,15 +49,14 @@ def shared_names() -> set[str]:
     } | {name for name in sockets if name.startswith("@hvd-")}
 
 
-def _names_of_other_workers() -> set[str]:
-    """Those of shared_names() that processes of another worker of pytest-xdist hold."""
-    mine = f"PYTEST_XDIST_WORKER={os.environ.get('PYTEST_XDIST_WORKER')}".encode()
+def _names_of_others() -> set[str]:
+    """Those of shared_names() that processes hold which these tests have not started."""
+    mine = f"{_MARK}={os.environ[_MARK]}".encode()
     held_there = ""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ends meanwhile
-            variables = (process / "environ").read_bytes().split(b"\0")
-            workers = [one for one in variables if one.startswith(b"PYTEST_XDIST_WORKER=")]
-            if workers and mine not in workers:
+            ours = mine in (process / "environ").read_bytes() or int(process.name) == os.getpid()
+            if not ours:
                 held_there += (process / "maps").read_text()
                 held_there += "".join(os.readlink(file) for file in (process / "fd").iterdir())
     sockets = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
@@ -62,13 +66,13 @@ def _names_of_other_workers() -> set[str]:
 
 @contextmanager
 def leaves_no_names() -> Iterator[None]:
-    """No names are left 5 seconds after its end, but for those of tests that run beside it."""
+    """No names are left 5 seconds after its end, but for those that others hold by then."""
     before = shared_names()
     yield
     new = shared_names() - before
 
     def gone() -> bool:
         new.intersection_update(shared_names())
-        return not new or new <= _names_of_other_workers()
+        return not new or new <= _names_of_others()
 
     settled(gone, lambda: f"left: {new}")
