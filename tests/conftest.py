@@ -51,7 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--kills",
         type=int,
         default=50,
-        help="rounds of tests/test_kills.py, half of them of each kind",
+        help="twice the rounds of each kind in tests/test_kills.py, of which there are three",
     )
 
 
