@@ -18,7 +18,7 @@ from benchmarks.measure import Bench
 from benchmarks.payload import pattern, two_copies
 from benchmarks.peers import parse_peers, why_not
 from benchmarks.ranks import Rank, Ranks
-from benchmarks.rows import Row, Spread, ratio_interval, slowest
+from benchmarks.rows import Row
 from benchmarks.test_ddp import check_agreement
 from rig.hosts import complaint
 
@@ -159,21 +159,3 @@ def test_peers_by_name() -> None:
         parse_peers("gloo,tcp")
     assert why_not("gloo") is None and why_not("hvd:transport=gloo") is None
     assert "python -m benchmarks.mpi" in str(why_not("mpi"))
-
-
-def test_a_call_counts_where_it_took_longest() -> None:
-    assert slowest([[[1.0, 5.0]], [[2.0, 4.0]]]) == [[2.0, 5.0]]
-
-
-def test_spread_is_in_microseconds() -> None:
-    blocks = [[1e-6 * i for i in range(6)], [1e-6 * i for i in range(6, 11)]]
-    spread = Spread.of(blocks)
-    assert (spread.p10, spread.median, spread.p90) == pytest.approx((1.0, 5.0, 9.0))
-
-
-def test_ratio_interval_covers_noise_and_narrows_without_it() -> None:
-    steady = [[1.0]] * 20
-    noisy = [[1.0 + 0.1 * (i % 5 - 2)] for i in range(20)]
-    assert ratio_interval([[2.0]] * 20, steady) == (2.0, 2.0)
-    low, high = ratio_interval(noisy, steady)
-    assert 0.8 <= low < 1 < high <= 1.2
