@@ -73,6 +73,26 @@ def test_limits(link: str | None, per_host: int, hooks: bool, percent: float) ->
     assert rows[0].percent_of_limit == pytest.approx(percent)  # 1.25 MB at 125 MB/s: 15 of 20 ms
 
 
+def measured(op: str, **fields: Any) -> Row:
+    """A row of two ranks that is kept, of 1 MB and a target of 1."""
+    rows: list[Row] = []
+    contenders = {name: fields.pop(name) for name in ("baseline", "link") if name in fields}
+    bench = Bench(MeasuredRanks(2, **contenders), 0.1, rows.append)
+    bench.row(wrong_sum, op=op, size=1_000_000, target=1.0, **fields)
+    return rows[0]
+
+
+def test_a_trip_is_a_part_of_a_call() -> None:
+    row = measured("send_recv", trips=2)
+    assert row.time.median == row.baseline_time.median == pytest.approx(10_000)
+    assert (row.limit_time.median, row.algbw) == pytest.approx((500, 0.1))  # 1 MB in 10 ms
+
+
+def test_nothing_is_aimed_at_against_horovod() -> None:
+    assert measured("all_reduce").target == 1.0
+    assert measured("all_reduce", baseline="horovod").target is None
+
+
 @pytest.fixture
 def two_ranks() -> Iterator[Ranks]:
     ranks = Ranks(2, "gloo", "gloo")
