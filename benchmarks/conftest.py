@@ -25,6 +25,7 @@ from benchmarks.peers import PEERS, parse_peers, why_not
 from benchmarks.ranks import Ranks
 from benchmarks.report import describe, in_bytes, markdown
 from benchmarks.rows import Row
+from rig import skips
 from rig.hosts import complaint
 from torch_hvd._settings import COMPRESSIONS, TRANSPORTS
 
@@ -32,8 +33,11 @@ PAIRS = pytest.StashKey[list[tuple[str, str]]]()
 EFFORT = pytest.StashKey[Effort]()
 ROWS = pytest.StashKey[list[Row]]()
 
+pytest_sessionfinish = skips.pytest_sessionfinish
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    skips.add_option(parser)
     options = parser.getgroup("benchmarks")
     options.addoption("--quick", action="store_true", help="fewer sizes, half a second for each")
     options.addoption("--full", action="store_true", help="2 and 4 ranks")

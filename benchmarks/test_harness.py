@@ -120,7 +120,7 @@ def interfaces(rank: Rank) -> list[str]:
 
 def test_ranks_on_links_have_hosts_of_their_own() -> None:
     if reason := complaint("1gbit"):
-        pytest.skip(reason)
+        pytest.skip(f"no hosts here: {reason}")
     ranks = Ranks(2, "gloo", "gloo", link="1gbit")
     try:
         assert ranks.run(interfaces, timeout_s=60) == [["lo", "eth0"]] * 2

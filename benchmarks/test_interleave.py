@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch.distributed as dist
@@ -13,7 +13,8 @@ import torch.distributed as dist
 from benchmarks.interleave import WARM_UP_ROUNDS, Blocks, Trial, interleave
 from benchmarks.ranks import Rank
 
-RANK = Rank(0, 1, control=dist.ProcessGroup(0, 1), backend=(), baseline=(), contenders={})
+CONTROL = cast("dist.ProcessGroup", object())
+RANK = Rank(0, 1, CONTROL, backend=(), baseline=(), contenders={})
 
 
 class Log:
@@ -27,7 +28,7 @@ class Log:
         monkeypatch.setattr(dist, "broadcast", lambda *_, **__: None)
 
     def barrier(self, group: object) -> None:
-        assert group is RANK.control
+        assert group is CONTROL
         self.add(self.seen[-1][0], "barrier", 100)
 
     def add(self, trial: str, what: str, seconds: float) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -22,6 +21,7 @@ import torch
 import standin
 from libmpi import needs_mpich
 from ranks import RankPool
+from rig import skips
 
 # torch's store looks up the name of who connects, and serves nobody meanwhile: where an answer of
 # the name server is lost, for 5 s, longer than a test allows an error to take.
@@ -39,14 +39,14 @@ RAILS = "tcp on two rails"
 HOSTS = "shm+tcp"  # what auto takes for ranks 0 and 1 on a host, and the rest on another
 MPI_HOSTS = "shm+mpi"  # for such ranks
 
+pytest_sessionfinish = skips.pytest_sessionfinish
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--backend", default="hvd", help="run the ranks on another c10d backend, to test the tests"
     )
-    parser.addoption(
-        "--allow-skips", metavar="PATTERN", help="fail if a test is skipped for another reason"
-    )
+    skips.add_option(parser)
     parser.addoption(
         "--kills",
         type=int,
@@ -90,18 +90,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         rounds = range(metafunc.config.getoption("--kills") // 2)  # of each kind
         some = [rounds[first : first + 25] for first in rounds[::25]]
         metafunc.parametrize("seeds", some, ids=lambda part: f"{part.start}-{part.stop - 1}")
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    allowed = session.config.getoption("--allow-skips")
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if allowed is None or reporter is None:
-        return
-    for skipped in reporter.stats.get("skipped", []):
-        *_, reason = skipped.longrepr
-        if not re.search(allowed, reason):
-            reporter.write_line(f"\n{skipped.nodeid} may not be skipped: {reason}", red=True)
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope="module")
