@@ -45,7 +45,7 @@ bench-quick: $(BUILT) ## fewer of them, in 3 minutes; a wrong result fails, a ti
 GATE := $(BIN)/pytest --seconds 4 --json out/gate
 SMALL_BENCHES := benchmarks/test_all_reduce.py benchmarks/test_fusion.py benchmarks/test_ddp.py
 
-bench-gate: $(BUILT) ## are the ratios that README promises kept? Takes root and a quiet machine
+bench-gate: $(BUILT) ## are the ratios kept that benchmarks/promises.py has of README? Takes root and a quiet machine
 	$(GATE)/shm.jsonl --quick $(SMALL_BENCHES) benchmarks/test_verbs.py
 	$(GATE)/tcp.jsonl --quick $(SMALL_BENCHES) --transport tcp
 	$(GATE)/fusion.jsonl benchmarks/test_fusion.py -k in_flight --transport tcp \

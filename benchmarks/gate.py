@@ -1,4 +1,4 @@
-"""Are the ratios kept that README and docs/results.md promise?
+"""Are the ratios kept that README and docs/results.md promise, as benchmarks/promises.py has them?
 
 `python -m benchmarks.gate out/gate/*.jsonl`, of JSON lines of `pytest benchmarks --json` and of
 `python -m benchmarks.mpi --json`; `make bench-gate` writes all that are needed. The last row of a
