@@ -43,6 +43,8 @@ def row(promise: Promise, ratio: float, **fields: Any) -> dict[str, Any]:
     ("promise", "ratio", "verdict"),
     [
         (PLAIN, 0.50, "kept"),  # 0.4 x 1.25 = 0.5, and half of README's last digit
+        (PLAIN, 0.504, "kept"),
+        (PLAIN, 0.506, "worse"),
         (PLAIN, 0.51, "worse"),
         (WIDE, 0.30, "kept"),  # the end of the interval is more than 0.1 x 1.25
         (WIDE, 0.31, "worse"),

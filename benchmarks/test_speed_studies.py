@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from math import ceil, inf, prod
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,18 +145,32 @@ def test_rows_become_transports() -> None:
 
 
 def test_runs_are_compared_by_their_ratios() -> None:
-    a = [row(size=size) for size in (4, 8, 16)] + [row(op="barrier")]
+    a = [row(size=size) for size in (4, 8, 16, 32)] + [row(op="barrier")]
     b = [
         row(size=4, ratio=0.7, low=0.6, high=0.8, time={"median": 500.0}),
         row(size=8, ratio=1.2, low=1.05, high=1.3),
         row(size=16, ratio=1.4, low=1.2, high=1.5),
+        row(size=32, ratio=0.85, low=0.8, high=0.95),
         row(size=16, backend="hvd:compression=int8"),
     ]
     pairs, alone = compare.pair(a, b)
-    assert [pair.verdict for pair in pairs] == ["faster", "", "slower"]
+    assert [pair.verdict for pair in pairs] == ["faster", "", "slower", ""]
     assert pairs[0].times == 0.5
     assert alone == 2
-    assert [compare.cells(pair)[-1] for pair in pairs] == ["faster", "", "slower"]
+    assert [compare.cells(pair)[-1] for pair in pairs] == ["faster", "", "slower", ""]
+
+
+@pytest.mark.parametrize(
+    ("low", "options", "status"), [(1.2, ["--fail"], 1), (1.0, ["--fail"], 0), (1.2, [], 0)]
+)
+def test_a_comparison_fails_where_it_is_to_and_b_is_slower(
+    low: float, options: list[str], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for file, found in zip(files, (row(), row(low=low, high=1.5)), strict=True):
+        file.write_text(json.dumps(found | {"machine": {"cores": 2}}))
+    monkeypatch.setattr(sys, "argv", ["compare", *map(str, files), *options])
+    assert compare.main() == status
 
 
 def test_tables_are_markdown() -> None:
