@@ -13,14 +13,16 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.contenders import Contender
+from benchmarks.gpu import dispatch, kernels
 from benchmarks.interleave import FEW, Blocks, Trial, interleave
 from benchmarks.measure import Bench
-from benchmarks.payload import pattern, two_copies
+from benchmarks.payload import calls_per_block, pattern, two_copies
 from benchmarks.peers import parse_peers, why_not
 from benchmarks.ranks import Rank, Ranks
 from benchmarks.rows import Row
 from benchmarks.test_ddp import check_agreement
 from rig.hosts import complaint
+from torch_hvd import _build
 
 
 def hang(rank: Rank) -> None:
@@ -143,12 +145,20 @@ def test_ranks_can_be_bound_to_cores() -> None:
         ranks.close()
 
 
+def test_a_block_has_8_mb() -> None:
+    """Of up to 64 calls, 640 tensors, and one call at least."""
+    sizes = (4, 128 << 10, 256 << 10, 8 << 20, 64 << 20)
+    assert [calls_per_block(size) for size in sizes] == [64, 64, 32, 1, 1]
+    assert calls_per_block(100 << 10, tensors=100) == 6
+
+
 def test_contenders_by_name() -> None:
     contender = Contender.parse("hvd:compression=int8,fusion_threshold=0+fp16_compress_hook")
     assert contender.backend == "hvd"
     assert contender.options == {"compression": "int8", "fusion_threshold": 0}
     assert contender.hook == "fp16_compress_hook"
     assert contender.tolerance == 0.013
+    assert Contender.parse("gloo+bf16_compress_hook").tolerance == 0.008
     assert Contender.parse("gloo") == Contender("gloo", {}, "")
     with pytest.raises(ValueError, match=r"'compression' is no OPTION=VALUE"):
         Contender.parse("hvd:compression")
@@ -179,3 +189,21 @@ def test_peers_by_name() -> None:
         parse_peers("gloo,tcp")
     assert why_not("gloo") is None and why_not("hvd:transport=gloo") is None
     assert "python -m benchmarks.mpi" in str(why_not("mpi"))
+
+
+@pytest.mark.parametrize("program", [kernels, dispatch])
+def test_without_a_gpu_its_programs_say_so(
+    program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert program.main() == 1
+    assert capsys.readouterr().err == "torch finds no GPU here\n"
+
+
+def test_without_the_kernels_their_program_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(_build, "CUDA", "no: as is said here")
+    assert kernels.main() == 1
+    assert capsys.readouterr().err == "torch_hvd._cuda is not built: no: as is said here\n"

@@ -7,6 +7,7 @@ in the same run, before and after. Times are of CUDA events, medians of calls th
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable
 from math import prod
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.models import gradient_shapes, resnet50
-from torch_hvd import _C
+from torch_hvd import _C, _build
 
 BLOCK = 128
 ROUNDS = 30
@@ -220,5 +221,16 @@ def table(results: list[Result]) -> str:
     return "\n".join(lines)
 
 
-if __name__ == "__main__":
+def main() -> int:
+    if not torch.cuda.is_available():
+        print("torch finds no GPU here", file=sys.stderr)
+        return 1
+    if _build.CUDA.startswith("no"):
+        print(f"torch_hvd._cuda is not built: {_build.CUDA}", file=sys.stderr)
+        return 1
     print(table(measure_all()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
