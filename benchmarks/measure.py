@@ -36,6 +36,10 @@ class Bench:
         on_one_host = self.ranks.link is None
         return backend.backend == "hvd" and on_one_host and transport.startswith(("auto", "shm"))
 
+    def against_gloo(self, target: float | None) -> float | None:
+        """The target of a test that does not name what it compares: of gloo, on one host."""
+        return target if self.ranks.baseline == "gloo" and not self.ranks.link else None
+
     def row(
         self,
         case: Case,
@@ -56,7 +60,7 @@ class Bench:
         `bus_factor` turns algbw into busbw; a call makes `trips` transfers, one after
         the other, and sends `wire_bytes` from each rank where that is known. Skips the test
         where a contender has a communication hook and the case makes no use of `hooks`, and where
-        Horovod cannot do it; nothing was promised against Horovod.
+        Horovod cannot do it; there is no target against Horovod.
 
         Between hosts of one rank each the limit is that of the link for those bytes, but for a case
         with `hooks`, which computes as well.

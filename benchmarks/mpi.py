@@ -102,7 +102,7 @@ def trials(rank: Rank, mpi: Any, count: int) -> tuple[Trial, dict[str, list[Tria
 
 
 def target(baseline: str, nbytes: int, link: str | None, crowded: bool) -> float | None:
-    """The promised ratio: 0.9 of the plain loop's bandwidth, three times its latency.
+    """The ratio aimed at: 0.9 of the plain loop's bandwidth, three times its latency.
 
     `crowded`: there are fewer cores than ranks.
     """

@@ -33,10 +33,11 @@ class Row:
     """A comparison. Sizes in bytes per rank, bandwidths in GB/s as nccl-tests defines them.
 
     `ratio` is the median time over the baseline's; `low` and `high` bound it with 95 %
-    confidence. `target` is the ratio to reach, if one was promised. `foreign` is the CPU time
-    that other processes took meanwhile, in cores: well above 0, the row means little. `link` is
-    the rate of the links between ranks, None for loopback; `wire_bytes` what each rank of the
-    backend sends over the network in a call, on average, None where it does not tell or sends none.
+    confidence. `target` is the ratio aimed at in development, if there is one, and not what
+    README promises. `foreign` is the CPU time that other processes took meanwhile, in cores: well
+    above 0, the row means little. `link` is the rate of the links between ranks, None for loopback;
+    `wire_bytes` what each rank of the backend sends over the network in a call, on average, None
+    where it does not tell or sends none.
     """
 
     op: str

@@ -32,7 +32,7 @@ CODECS = ("none", "fp16", "bf16", "fp8", "fp8_e5m2", "int8", "int4")
 LOSSLESS = "hvd:transport=tcp,compression=none"
 FP16_HOOK, POWER_SGD = "gloo+fp16_compress_hook", "gloo+powerSGD_hook"
 
-# Ratios promised against gloo in fp32, of an all_reduce of 16 MB or more.
+# Ratios to gloo in fp32 that are aimed at, of an all_reduce of 16 MB or more.
 TARGETS = {
     "fp16": 1 / 1.9,
     "bf16": 1 / 1.9,

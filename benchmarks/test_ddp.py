@@ -116,4 +116,4 @@ def steps(rank: Rank, *, budget_s: float) -> dict[str, Blocks]:
 
 
 def test_ddp_step(bench: Bench) -> None:
-    bench.row(steps, op="ddp step", size=NBYTES, target=TARGET, hooks=True)
+    bench.row(steps, op="ddp step", size=NBYTES, target=bench.against_gloo(TARGET), hooks=True)

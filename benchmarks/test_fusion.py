@@ -86,7 +86,7 @@ def row(
         op=op,
         size=in_bytes(work.shapes),
         bus_factor=1.0 if work.issue is broadcast else bus_factor(bench.ranks.size),
-        target=target if bench.ranks.baseline == "gloo" else None,
+        target=bench.against_gloo(target),
         work=work,
         baseline=baseline or work,
     )

@@ -20,6 +20,7 @@ from benchmarks.payload import calls_per_block, pattern, two_copies
 from benchmarks.peers import parse_peers, why_not
 from benchmarks.ranks import Rank, Ranks
 from benchmarks.rows import Row
+from benchmarks.test_all_reduce import target
 from benchmarks.test_ddp import check_agreement
 from rig.hosts import complaint
 from torch_hvd import _build
@@ -75,12 +76,11 @@ def test_limits(link: str | None, per_host: int, hooks: bool, percent: float) ->
     assert rows[0].percent_of_limit == pytest.approx(percent)  # 1.25 MB at 125 MB/s: 15 of 20 ms
 
 
-def measured(op: str, **fields: Any) -> Row:
-    """A row of two ranks that is kept, of 1 MB and a target of 1."""
+def measured(op: str, baseline: str = "gloo", trips: int = 1) -> Row:
+    """The row of two ranks, of 1 MB and with a target of 1."""
     rows: list[Row] = []
-    contenders = {name: fields.pop(name) for name in ("baseline", "link") if name in fields}
-    bench = Bench(MeasuredRanks(2, **contenders), 0.1, rows.append)
-    bench.row(wrong_sum, op=op, size=1_000_000, target=1.0, **fields)
+    bench = Bench(MeasuredRanks(2, baseline=baseline), 0.1, rows.append)
+    bench.row(wrong_sum, op=op, size=1_000_000, target=1.0, trips=trips)
     return rows[0]
 
 
@@ -93,6 +93,22 @@ def test_a_trip_is_a_part_of_a_call() -> None:
 def test_nothing_is_aimed_at_against_horovod() -> None:
     assert measured("all_reduce").target == 1.0
     assert measured("all_reduce", baseline="horovod").target is None
+
+
+@pytest.mark.parametrize(
+    ("baseline", "link", "size", "aim"),
+    [
+        ("gloo", None, 4, 1 / 8),
+        ("gloo", None, 1 << 20, 1 / 5),
+        ("hvd:fusion_threshold=0", None, 4, None),
+        ("gloo", "1gbit", 4, None),
+    ],
+)
+def test_what_is_aimed_at_is_gloo_on_one_host(
+    baseline: str, link: str | None, size: int, aim: float | None
+) -> None:
+    bench = Bench(MeasuredRanks(2, baseline=baseline, link=link), 0.1, lambda _: None)
+    assert target(bench, size) == aim
 
 
 @pytest.fixture

@@ -112,9 +112,10 @@ def meet(rank: Rank, *, budget_s: float) -> dict[str, Blocks]:
 
 @pytest.mark.parametrize("name", VERBS)
 def test_verb(bench: Bench, nbytes: int, name: str) -> None:
-    target = 1 / 4 if bench.shares_memory and nbytes >= 1 << 20 else None
+    target = bench.against_gloo(1 / 4) if bench.shares_memory and nbytes >= 1 << 20 else None
     bench.row(move, op=name, size=nbytes, target=target, name=name, count=nbytes // 4)
 
 
 def test_barrier(bench: Bench) -> None:
-    bench.row(meet, op="barrier", size=4, target=1 / 8 if bench.shares_memory else None)
+    target = bench.against_gloo(1 / 8) if bench.shares_memory else None
+    bench.row(meet, op="barrier", size=4, target=target)
