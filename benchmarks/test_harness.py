@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from benchmarks.ranks import Rank, Ranks
 from benchmarks.rows import Row
 from benchmarks.test_all_reduce import target
 from benchmarks.test_ddp import check_agreement
+from benchmarks.test_verbs import meet
 from rig.hosts import complaint
 from torch_hvd import _build
 
@@ -45,6 +47,18 @@ def wrong_sum(rank: Rank, *, contributing: int) -> dict[str, Blocks]:
 
     trial = Trial(1, lambda: tensor.copy_(source), call, check)
     return interleave(rank, two_copies(source, [tensor]), {"backend": [trial]}, budget_s=0.1)
+
+
+def unmet(rank: Rank) -> dict[str, Blocks]:
+    """Measures barriers that wait for nobody."""
+    barrier = dist.barrier
+
+    def leave(group: dist.ProcessGroup) -> None:
+        if group is rank.control:
+            barrier(group=group)
+
+    with patch.object(dist, "barrier", leave):
+        return meet(rank, budget_s=0.1)
 
 
 def apart(rank: Rank) -> None:
@@ -128,6 +142,8 @@ def test_failures_are_named_and_the_next_run_starts_afresh(two_ranks: Ranks) -> 
     assert len(answers[0]["backend"]) == len(answers[1]["limit"]) >= FEW
     with pytest.raises(RuntimeError, match=r"apart(?s:.*)gradients differ between ranks"):
         two_ranks.run(apart, timeout_s=60)
+    with pytest.raises(RuntimeError, match=r"unmet(?s:.*)a barrier did not wait for rank \d"):
+        two_ranks.run(unmet, timeout_s=60)
 
 
 def interfaces(rank: Rank) -> list[str]:

@@ -5,8 +5,10 @@ Size is what a rank contributes: of reduce_scatter and all_to_all a part goes to
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ pytestmark = pytest.mark.timeout(300)
 QUICK_SIZES = (1 << 20, 1 << 24)
 SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 22, 1 << 24)
 BARRIERS = 64  # in a block
+LATE_S = 0.005  # of a rank in a check; with more a row would have few rounds
 
 
 @dataclass(frozen=True)
@@ -98,9 +101,24 @@ def move(rank: Rank, *, name: str, count: int, budget_s: float) -> dict[str, Blo
 
 def meet(rank: Rank, *, budget_s: float) -> dict[str, Blocks]:
     """Runs on a rank."""
+    turns = count()
 
     def barriers(group: dist.ProcessGroup) -> Trial:
-        return Trial(BARRIERS, lambda: None, lambda _: dist.barrier(group=group), lambda: None)
+        def call(_: int) -> None:
+            dist.barrier(group=group)
+
+        def check() -> None:
+            """Each rank in turn comes late, and nobody leaves before it came."""
+            late = next(turns) % rank.size
+            if rank.rank == late:
+                time.sleep(LATE_S)
+            came = torch.tensor([time.monotonic()], dtype=torch.float64)  # the machine's own clock
+            call(0)
+            left = time.monotonic()
+            dist.broadcast(came, late, group=rank.control)
+            assert left >= came.item(), f"a barrier did not wait for rank {late}"
+
+        return Trial(BARRIERS, lambda: None, call, check)
 
     contenders = {
         "backend": [barriers(group) for group in rank.backend],
