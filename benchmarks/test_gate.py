@@ -171,17 +171,20 @@ def interval(text: str) -> tuple[float, float]:
     return float(found[1]), float(found[2])
 
 
+def of_two_ranks(
+    text: str, header: str, backend: str, baseline: str, column: str = "ratio"
+) -> Iterator[Promise]:
+    """A row each of the one table whose header begins so."""
+    columns, rows = table(text, header)
+    for row in rows:
+        ratio = interval(row[columns.index(column)])
+        yield Promise(*case(row[0]), *ratio, backend, baseline, 2)
+
+
 def in_readme(text: str) -> Iterator[Promise]:
     """Its column for 4 ranks over shared memory is left out."""
-    columns, rows = table(text, "| case | hvd | ratio | share")
-    for row in rows:
-        ratio = interval(row[columns.index("ratio")])
-        yield Promise(*case(row[0]), *ratio, SHM, "gloo", 2)
-
-    columns, rows = table(text, "| ResNet-50 | fusion on")
-    for row in rows:
-        ratio = interval(row[columns.index("ratio")])
-        yield Promise(*case(row[0]), *ratio, TCP, UNFUSED, 2)
+    yield from of_two_ranks(text, "| case | hvd | ratio | share", SHM, "gloo")
+    yield from of_two_ranks(text, "| ResNet-50 | fusion on", TCP, UNFUSED)
 
     columns, rows = table(text, "| | 2 hosts")
     for row in rows:
@@ -206,17 +209,14 @@ def at_1gbit(name: str, ranks: int, codec: str, faster: str) -> Promise:
 
 
 def in_results(text: str) -> Iterator[Promise]:
-    columns, rows = table(text, "| case | hvd | ratio |")
-    for row in rows:
-        ratio = interval(row[columns.index("ratio")])
-        yield Promise(*case(row[0]), *ratio, TCP, "gloo", 2)
-
-    columns, rows = table(text, "| all_reduce | hvd over MPI")
-    baselines = {"ratio to Gloo": "gloo", "ratio to plain MPI": "MPI_Allreduce"}
-    for row in rows:
-        for column, baseline in baselines.items():
-            ratio = interval(row[columns.index(column)])
-            yield Promise(*case(row[0]), *ratio, MPI_TRANSPORT, baseline, 2)
+    yield from of_two_ranks(text, "| case | hvd | ratio |", TCP, "gloo")
+    for baseline, column in {
+        "gloo": "ratio to Gloo",
+        "MPI_Allreduce": "ratio to plain MPI",
+    }.items():
+        yield from of_two_ranks(
+            text, "| all_reduce | hvd over MPI", MPI_TRANSPORT, baseline, column
+        )
 
     flat = " ".join(text[text.index("## Many tensors against one") :].split())
     for backend, words in (
