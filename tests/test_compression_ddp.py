@@ -41,6 +41,12 @@ def step(model: DistributedDataParallel) -> Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
+def average_by(hook: torch_hvd.hooks.Hook, group: dist.ProcessGroup, buffer: Tensor) -> None:
+    """As DDP does with a bucket, and waits."""
+    bucket = SimpleNamespace(buffer=lambda: buffer)
+    hook(group, cast(dist.GradBucket, bucket)).wait()
+
+
 def gradients(group: dist.ProcessGroup, hook: Any = None) -> Tensor:
     return step(model_in(group, hook))
 
@@ -113,8 +119,7 @@ def test_hook_over_other_backends(codec: str, environ: dict[str, str]) -> None:
         for place in range(10):
             for buffer in (first, second):
                 buffer.copy_(noise(dist.get_rank(), buffer.numel(), seed=place))
-                bucket = SimpleNamespace(buffer=lambda buffer=buffer: buffer)
-                hook(group, cast(dist.GradBucket, bucket)).wait()
+                average_by(hook, group, buffer)
                 found.append(buffer.clone())
         return found
 
@@ -151,8 +156,7 @@ def test_hook_after_a_skipped_step(backend: str) -> None:
             buffer.copy_(noise(dist.get_rank(), 100_000, seed=2 * seed + place)).mul_(factor)
             if factor > 1 and place == 1:
                 buffer[17] = torch.inf
-            bucket = SimpleNamespace(buffer=lambda buffer=buffer: buffer)
-            hook(group, cast(dist.GradBucket, bucket)).wait()
+            average_by(hook, group, buffer)
         return [buffer.clone() for buffer in buffers]
 
     first, _, third = average(1), average(1), average(1)
@@ -165,8 +169,7 @@ def test_hook_alone() -> None:
     """A rank that averages with nobody loses nothing."""
     group = dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
     buffer = noise(dist.get_rank(), 100_000)
-    bucket = SimpleNamespace(buffer=lambda: buffer)
-    torch_hvd.hooks.compress("int8")(group, cast(dist.GradBucket, bucket)).wait()
+    average_by(torch_hvd.hooks.compress("int8"), group, buffer)
     assert torch.equal(buffer, noise(dist.get_rank(), 100_000))
 
 
@@ -177,8 +180,7 @@ def test_hook_under_another_default_dtype() -> None:
 
     def average() -> Tensor:
         buffer = gradient.clone()
-        bucket = SimpleNamespace(buffer=lambda: buffer)
-        torch_hvd.hooks.compress("int4")(group, cast(dist.GradBucket, bucket)).wait()
+        average_by(torch_hvd.hooks.compress("int4"), group, buffer)
         return buffer
 
     expected = average()
