@@ -5,7 +5,6 @@
 #include "codec/device_kernels.h"
 #include "device_work.h"
 
-#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
@@ -517,12 +516,7 @@ DeviceGroup::WorkPtr DeviceGroup::coalesce(
     DeviceCall::Launch& launch,
     const Tensors& moved) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!coalesced_) {
-    return {};
-  }
-  auto work = c10::make_intrusive<CoalescedWork>();
-  coalesced_->push_back({std::move(launch), moved, work});
-  return work;
+  return coalesced_ ? coalesced_->put_off(std::move(launch), moved) : WorkPtr();
 }
 
 void DeviceGroup::startCoalescing() {
@@ -531,62 +525,25 @@ void DeviceGroup::startCoalescing() {
 }
 
 DeviceGroup::WorkPtr DeviceGroup::endCoalescing() {
-  std::vector<Coalesced> calls;
+  DeviceBatch batch;
   c10::intrusive_ptr<DeviceWork> before;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    calls = std::exchange(coalesced_, std::nullopt).value_or(calls);
+    batch = std::exchange(coalesced_, std::nullopt).value_or(batch);
     before = last_ ? last_->lock() : before;
   }
-  if (calls.empty()) {
+  if (batch.is_empty()) {
     return {};
   }
-  WorkPtr work;
   try {
     if (before) {
       before->await_launch(kNoTimeout);
     }
-    work = launch_together(calls);
+    return batch.launch(device_);
   } catch (...) {
-    for (const auto& call : calls) {
-      call.work->end(std::current_exception());
-    }
+    batch.end(std::current_exception());
     throw;
   }
-  for (const auto& call : calls) {
-    call.work->become(work);
-  }
-  return work;
-}
-
-DeviceGroup::WorkPtr DeviceGroup::launch_together(
-    const std::vector<Coalesced>& calls) {
-  Tensors moved;
-  for (const auto& call : calls) {
-    append(moved, call.moved);
-  }
-  const auto device = moved[0].device();
-  const auto launch = [&](c10d::Backend& backend) {
-    backend.startCoalescing();
-    for (const auto& call : calls) {
-      call.launch(backend);
-    }
-    return backend.endCoalescing();
-  };
-  const std::lock_guard<std::shared_mutex> calling(device_.calling());
-  if (is_captured(device)) { // messages, as nothing else of the group can be
-    return launch(device_.backend());
-  }
-  DeviceCall batch(device, launch, moved);
-  // What the group has yet to unpack there may be what is read next, and what
-  // it packs later may be what is written.
-  const c10::StreamGuard guard(device_.stream(device));
-  batch.ready.hold_current();
-  batch.pass_on(device_.backend());
-  if (batch.work) {
-    batch.hold_current();
-  }
-  return batch.work;
 }
 
 } // namespace hvd

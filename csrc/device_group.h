@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "comms_record.h"
+#include "device_batch.h"
 #include "device_work.h"
 #include "engine/engine.h"
 #include "options.h"
@@ -112,12 +113,6 @@ class DeviceGroup final : public c10d::Backend {
     std::chrono::milliseconds timeout;
   };
 
-  struct Coalesced {
-    DeviceCall::Launch launch;
-    Tensors moved;
-    c10::intrusive_ptr<CoalescedWork> work;
-  };
-
   Call call(
       c10d::OpType type,
       Verb verb,
@@ -140,7 +135,6 @@ class DeviceGroup final : public c10d::Backend {
   /// Takes `launch` and returns its work if calls are being coalesced, else
   /// null.
   WorkPtr coalesce(DeviceCall::Launch& launch, const Tensors& moved);
-  WorkPtr launch_together(const std::vector<Coalesced>& calls);
   std::optional<Collective> own_allreduce(
       const at::Tensor& tensor,
       const c10d::ReduceOp& op,
@@ -155,7 +149,7 @@ class DeviceGroup final : public c10d::Backend {
   DeviceTransport& device_;
   mutable std::mutex mutex_;
   /// Between start and end.
-  std::optional<std::vector<Coalesced>> coalesced_;
+  std::optional<DeviceBatch> coalesced_;
   std::optional<c10::weak_intrusive_ptr<DeviceWork>> last_; ///< submitted
 };
 

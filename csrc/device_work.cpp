@@ -191,44 +191,4 @@ uint64_t DeviceWork::getSequencenumber() const {
   return seq_;
 }
 
-void CoalescedWork::become(c10::intrusive_ptr<c10d::Work> all) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  all_ = std::move(all);
-}
-
-void CoalescedWork::end(std::exception_ptr error) {
-  finish(std::move(error));
-}
-
-c10::intrusive_ptr<c10d::Work> CoalescedWork::all() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return all_;
-}
-
-bool CoalescedWork::isCompleted() {
-  const auto work = all();
-  return work ? work->isCompleted() : Work::isCompleted();
-}
-
-bool CoalescedWork::isSuccess() const {
-  const auto work = all();
-  return work && work->isSuccess();
-}
-
-bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
-  if (const auto work = all()) {
-    return work->wait(timeout);
-  }
-  if (const auto error = exception()) {
-    std::rethrow_exception(error);
-  }
-  return true;
-}
-
-void CoalescedWork::synchronize() {
-  if (const auto work = all()) {
-    work->synchronize();
-  }
-}
-
 } // namespace hvd

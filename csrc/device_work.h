@@ -62,23 +62,4 @@ class DeviceWork final : public c10d::Work {
   uint64_t seq_ = 0; ///< of the first collective
 };
 
-/// A call that has been put off to be launched together with others, and from
-/// then on their work. Until then nobody can wait for it, and wait() returns.
-class CoalescedWork final : public c10d::Work {
- public:
-  void become(c10::intrusive_ptr<c10d::Work> all);
-  /// They are not launched.
-  void end(std::exception_ptr error);
-
-  bool isCompleted() override;
-  bool isSuccess() const override;
-  bool wait(std::chrono::milliseconds timeout) override;
-  void synchronize() override;
-
- private:
-  c10::intrusive_ptr<c10d::Work> all() const;
-
-  c10::intrusive_ptr<c10d::Work> all_; ///< null until then; guarded by mutex_
-};
-
 } // namespace hvd

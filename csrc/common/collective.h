@@ -117,7 +117,7 @@ struct Collective {
 
   /// With error feedback: of the same tensor in an earlier step than this.
   std::shared_ptr<Residual> residual;
-  uint64_t step = 0;
+  uint64_t step = 0; ///< of ErrorFeedback
 
   /// Addresses of the caller's tensors, begin and end; see MemoryInUse.
   std::vector<std::pair<uintptr_t, uintptr_t>> memory;
