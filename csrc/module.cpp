@@ -95,6 +95,8 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
           py::arg("group"),
           py::arg("stats_edges"))
       .def_property_readonly("options", &hvd::ProcessGroupHVD::options)
+      .def_property_readonly("store", &hvd::ProcessGroupHVD::store)
+      .def_property_readonly("transport", &hvd::ProcessGroupHVD::transport)
       // Called where a new group is split from one with a device but has not
       // this rank; only NCCL's own needs to hear of it, and is not split.
       .def("perform_nocolor_split", [](py::object, py::object) {})
@@ -104,21 +106,18 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
           py::call_guard<py::gil_scoped_release>());
 
   m.def(
-      "set_splitter",
-      [](const py::function& splitter) {
-        hvd::ProcessGroupHVD::set_splitter(
+      "set_maker",
+      [](const py::function& maker) {
+        hvd::ProcessGroupHVD::set_maker(
             // For ever: it may be called as long as Python runs.
-            [split = splitter.inc_ref()](
-                const auto& store,
-                const auto& ranks,
-                int rank,
-                const auto& options) {
+            [make = maker.inc_ref()](
+                const auto& store, int rank, int size, const auto& options) {
               py::gil_scoped_acquire gil;
-              return split(store, ranks, rank, options)
+              return make(store, rank, size, options)
                   .template cast<c10::intrusive_ptr<c10d::Backend>>();
             });
       },
-      py::arg("splitter"));
+      py::arg("maker"));
 
   m.def(
       "shutdown_all",

@@ -4,15 +4,17 @@
 #include "registry.h"
 #include "work.h"
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
 #include <algorithm>
 
 namespace hvd {
 
 namespace {
 
-ProcessGroupHVD::Splitter& splitter_of_all() {
-  static ProcessGroupHVD::Splitter splitter;
-  return splitter;
+ProcessGroupHVD::Maker& maker_of_all() {
+  static ProcessGroupHVD::Maker maker;
+  return maker;
 }
 
 /// In a forked child, whoever is the last to hold an engine of the parent's
@@ -55,6 +57,12 @@ ProcessGroupHVD::ProcessGroupHVD(
 
 ProcessGroupHVD::~ProcessGroupHVD() {
   engine_->shutdown();
+}
+
+std::string ProcessGroupHVD::transport() const {
+  const std::string on_host = engine_->transport().name();
+  const auto* device = engine_->device();
+  return device != nullptr ? on_host + "+" + device->name() : on_host;
 }
 
 ProcessGroupHVD::WorkPtr ProcessGroupHVD::broadcast(
@@ -235,8 +243,8 @@ void ProcessGroupHVD::monitoredBarrier(
       wait_all_ranks);
 }
 
-void ProcessGroupHVD::set_splitter(Splitter splitter) {
-  splitter_of_all() = std::move(splitter);
+void ProcessGroupHVD::set_maker(Maker maker) {
+  maker_of_all() = std::move(maker);
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupHVD::split(
@@ -247,8 +255,59 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupHVD::split(
   if (own == ranks.end()) {
     return {};
   }
-  auto options = c10::dynamic_intrusive_pointer_cast<hvd::Options>(opts);
-  options = c10::make_intrusive<hvd::Options>(options ? *options : *options_);
+  return maker_of_all()(
+      store,
+      static_cast<int>(own - ranks.begin()),
+      static_cast<int>(ranks.size()),
+      options_for(ranks, opts));
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupHVD::shrink(
+    const std::vector<int64_t>& excluded,
+    int flags,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  constexpr int kAbort = 1; // torch.distributed.SHRINK_ABORT
+  std::vector<int> ranks;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (std::find(excluded.begin(), excluded.end(), rank) == excluded.end()) {
+      ranks.push_back(rank);
+    }
+  }
+  const auto without = "without ranks " + c10::Join(", ", excluded);
+  const auto own = std::find(ranks.begin(), ranks.end(), rank_);
+  TORCH_CHECK_VALUE(
+      own != ranks.end(),
+      "hvd: rank ",
+      rank_,
+      " cannot make a group ",
+      without);
+  if (flags & kAbort) {
+    engine_->abort("hvd: process group " + group_ + " goes on " + without);
+  }
+  const auto options = options_for(ranks, opts);
+  if (options_->global_ranks_in_group.empty()) {
+    options->global_ranks_in_group.clear(); // torch numbers its ranks anew
+  }
+  return maker_of_all()(
+      c10::make_intrusive<c10d::PrefixStore>(without, store_),
+      static_cast<int>(own - ranks.begin()),
+      static_cast<int>(ranks.size()),
+      options);
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupHVD::merge(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts,
+    const int& rank,
+    const int& size) {
+  return maker_of_all()(store, rank, size, options_for({}, opts));
+}
+
+c10::intrusive_ptr<hvd::Options> ProcessGroupHVD::options_for(
+    const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts) const {
+  const auto given = c10::dynamic_intrusive_pointer_cast<hvd::Options>(opts);
+  auto options = c10::make_intrusive<hvd::Options>(given ? *given : *options_);
   if (opts) {
     options->timeout = opts->timeout;
     options->group_name = opts->group_name;
@@ -259,8 +318,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupHVD::split(
     options->global_ranks_in_group.push_back(
         global.empty() ? static_cast<uint64_t>(rank) : global[rank]);
   }
-  return splitter_of_all()(
-      store, ranks, static_cast<int>(own - ranks.begin()), options);
+  return options;
 }
 
 void ProcessGroupHVD::eagerConnectSingleDevice(at::Device device) {

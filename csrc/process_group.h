@@ -38,12 +38,20 @@ class ProcessGroupHVD final : public c10d::Backend {
   const std::string getBackendName() const override {
     return "hvd";
   }
+  /// A copy: c10d writes the name and the timeout of the group that it splits
+  /// off, or merges this one into, to what it gets here.
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override {
-    return options_;
+    return options_->clone();
   }
   c10::intrusive_ptr<hvd::Options> options() const {
     return options_;
   }
+  /// Its keys are this group's own.
+  c10::intrusive_ptr<c10d::Store> store() const {
+    return store_;
+  }
+  /// What carries its messages, as "shm", "shm+tcp+nccl" or, alone, "none".
+  std::string transport() const;
 
   using Tensors = std::vector<at::Tensor>;
   using TensorLists = std::vector<std::vector<at::Tensor>>;
@@ -104,23 +112,44 @@ class ProcessGroupHVD final : public c10d::Backend {
   void monitoredBarrier(const c10d::BarrierOptions&, bool wait_all_ranks)
       override;
 
+  // Groups made of this one, each with its own settings or those of `opts`.
+
   bool supportsSplitting() const override {
     return true;
   }
-  /// A group of some of these ranks, `ranks` by their numbers here, on all of
-  /// them; null elsewhere.
+  /// One of some of these ranks, `ranks` by their numbers here, on all of them;
+  /// null elsewhere.
   c10::intrusive_ptr<c10d::Backend> split(
       const c10::intrusive_ptr<c10d::Store>& store,
       const std::vector<int>& ranks,
       const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
 
-  /// Makes the group that split() returns: connecting ranks is Python's part.
-  using Splitter = std::function<c10::intrusive_ptr<c10d::Backend>(
+  bool supportsShrinking() const override {
+    return true;
+  }
+  /// One without the `excluded`, which may be dead. The others all call this,
+  /// and need the store. `flags`: 1, as NCCL's, aborts this group first; with 0
+  /// it stays as it is.
+  c10::intrusive_ptr<c10d::Backend> shrink(
+      const std::vector<int64_t>& excluded,
+      int flags,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+
+  /// One of `size` ranks, these and those of other groups that meet in `store`,
+  /// which has given each its `rank`.
+  c10::intrusive_ptr<c10d::Backend> merge(
       const c10::intrusive_ptr<c10d::Store>& store,
-      const std::vector<int>& ranks,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts,
+      const int& rank,
+      const int& size) override;
+
+  /// Makes those groups: connecting ranks is Python's part.
+  using Maker = std::function<c10::intrusive_ptr<c10d::Backend>(
+      const c10::intrusive_ptr<c10d::Store>& store,
       int rank,
+      int size,
       const c10::intrusive_ptr<hvd::Options>& options)>;
-  static void set_splitter(Splitter splitter);
+  static void set_maker(Maker maker);
 
   /// Connects the device's ranks now, not with their first collective.
   void eagerConnectSingleDevice(at::Device device) override;
@@ -134,6 +163,12 @@ class ProcessGroupHVD final : public c10d::Backend {
   void abort() override;
 
  private:
+  /// Of a new group: `opts`, or this group's own under their name and timeout.
+  /// `ranks`: the new group's, by their numbers here.
+  c10::intrusive_ptr<hvd::Options> options_for(
+      const std::vector<int>& ranks,
+      const c10::intrusive_ptr<c10d::Backend::Options>& opts) const;
+
   /// The part that such tensors are for.
   template <typename T>
   c10d::Backend& group_of(const T& tensors) const {

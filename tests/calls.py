@@ -103,7 +103,7 @@ def cpu_backend(group: dist.ProcessGroup | None = None) -> Any:
 def ranks_of_hosts() -> list[list[int]]:
     """The ranks of each host; all as on one where the transport makes no difference."""
     size = dist.get_world_size()
-    if "+" not in str(cpu_backend().options.transport):
+    if "+" not in str(cpu_backend().transport):
         return [list(range(size))]
     names = [""] * size
     dist.all_gather_object(names, _shm.host_id(os.environ))

@@ -61,7 +61,7 @@ def main() -> None:
     rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
     store = dist.TCPStore(sys.argv[2], int(sys.argv[3]), is_master=False)
     dist.init_process_group("hvd", store=store, rank=rank, world_size=size)
-    assert cpu_backend().options.transport == "mpi"
+    assert cpu_backend().transport == "mpi"
     check_group()
     check_groups_are_made_beside_messages(rank)
     check_errors_are_ours(rank)

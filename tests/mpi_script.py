@@ -74,7 +74,7 @@ def main() -> None:
     dist.init_process_group(
         "hvd", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30)
     )
-    transport = cpu_backend().options.transport
+    transport = cpu_backend().transport
     assert transport == options.transport, transport
     check_verbs()
     check_messages(rank, size)

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import _coalescing_manager
+from torch.distributed.distributed_c10d import SHRINK_ABORT, _coalescing_manager
 
 import standin
 import torch_hvd
@@ -361,3 +361,19 @@ def test_split() -> None:
             part.allreduce([tensor]).wait()
             assert filled(tensor, float(sum(ranks)))
             backend.shutdown()
+
+
+@pytest.mark.ranks(3, transports=["auto"])
+def test_shrink() -> None:
+    """The device's part of a group goes on without a rank, too."""
+    rank = dist.get_rank()
+    with standin.group() as group:
+        backend: Any = group._get_backend(torch.device("cpu"))
+        if rank != 1:
+            part = backend.shrink([1], SHRINK_ABORT, None)
+            assert part.transport == backend.transport
+            tensor = torch.full((3,), float(rank))
+            part.allreduce([tensor]).wait()
+            assert filled(tensor, 2)
+            part.shutdown()
+        dist.barrier()

@@ -118,7 +118,7 @@ def complex_sums() -> None:
 
 
 def transport() -> str:
-    return str(cpu_backend().options.transport)
+    return str(cpu_backend().transport)
 
 
 @pytest.mark.parametrize("hosts", LAYOUTS.values(), ids=LAYOUTS.keys())

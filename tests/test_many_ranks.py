@@ -84,7 +84,7 @@ def test_one_differs() -> None:
 
 
 def layout() -> tuple[str, int]:
-    return str(cpu_backend().options.transport), len(ranks_of_hosts())
+    return str(cpu_backend().transport), len(ranks_of_hosts())
 
 
 def test_many_hosts() -> None:

@@ -52,7 +52,7 @@ def join_again(prefix: str, order: list[int]) -> tuple[int, str]:
         dist.init_process_group("hvd", store=store, rank=rank, world_size=len(order))
     except ValueError as error:
         return rank, str(error)
-    transport = cpu_backend().options.transport
+    transport = cpu_backend().transport
     gathered = [torch.empty(1) for _ in order]
     dist.all_gather(gathered, torch.tensor([float(mine)]))
     assert gathered == [torch.tensor([float(each)]) for each in order]

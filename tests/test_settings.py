@@ -358,9 +358,9 @@ def in_force(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
 
 
 def init_with_values(size: int) -> None:
-    chosen = DEFAULTS | {"transport": "shm" if size > 1 else "none"}
     init(size, "defaults")
-    assert in_force() == chosen
+    assert in_force() == DEFAULTS
+    assert cpu_backend().transport == ("shm" if size > 1 else "none")
     leave()
 
     variables = {
@@ -369,7 +369,7 @@ def init_with_values(size: int) -> None:
         "HVD_FUSION_CUTOFF": "100",
         "HVD_CHECK": "1",
     }
-    ours = chosen | {"fusion_threshold": 1000, "fusion_cutoff": 100, "check": True}
+    ours = DEFAULTS | {"fusion_threshold": 1000, "fusion_cutoff": 100, "check": True}
     options = torch_hvd.Options(fusion_threshold=0, check=False)
     with environment(variables):
         init(size, "variables")
@@ -383,9 +383,9 @@ def init_with_values(size: int) -> None:
     assert (options.fusion_cutoff, options.transport) == (None, None), "the caller's was changed"
 
     init(size, "options", options)
-    assert in_force() == chosen | {"fusion_threshold": 0, "check": False}
+    assert in_force() == DEFAULTS | {"fusion_threshold": 0, "check": False}
     # Options are of one group; the next is made with the environment's.
-    assert in_force(dist.new_group()) == chosen
+    assert in_force(dist.new_group()) == DEFAULTS
     check_group()
     leave()
 

@@ -26,7 +26,7 @@ import os, torch, torch.distributed as dist
 dist.init_process_group("hvd")
 ranks = torch.tensor([1 << dist.get_rank()])
 dist.all_reduce(ranks)
-transport = dist.group.WORLD._get_backend(torch.device("cpu")).options.transport
+transport = dist.group.WORLD._get_backend(torch.device("cpu")).transport
 names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 print(transport, ranks.item(), *(os.environ[name] for name in names), flush=True)
 dist.destroy_process_group()

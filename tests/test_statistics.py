@@ -41,7 +41,7 @@ def test_lone_calls_have_no_extra_exchange() -> None:
     assert (seen["frames"], seen["responses"], seen["tensors"]) == (10, 10, 10)
     assert seen["tensor_bytes"] == 10 * tensor.nbytes
     way, other = "wire_bytes", "shared_memory_bytes"
-    if cpu_backend(group).options.transport == "shm":
+    if cpu_backend(group).transport == "shm":
         way, other = other, way
     assert seen[way] == 10 * (FRAME_HEAD + tensor.nbytes) * (size - 1)
 

@@ -175,7 +175,7 @@ def join(prefix: str, hosts: list[str]) -> str:
     store = dist.PrefixStore(prefix, bare_store())
     dist.init_process_group("hvd", store=store, rank=rank, world_size=len(hosts))
     check_group()
-    transport = cpu_backend().options.transport
+    transport = cpu_backend().transport
     dist.destroy_process_group()
     return transport
 
@@ -311,7 +311,7 @@ def make_and_drop_groups() -> None:
     def make_and_drop() -> None:
         group = dist.new_group()
         check_group(group)
-        assert cpu_backend(group).options.transport == "shm"
+        assert cpu_backend(group).transport == "shm"
         dist.destroy_process_group(group)
         del group
 

@@ -10,9 +10,7 @@ class Options:
 
     Args:
         timeout: of its operations; c10d's `timeout=` argument takes precedence.
-        transport: "auto", "gloo", "mpi", "nccl", "shm", "tcp", "shm+gloo", "shm+mpi" or "shm+tcp";
-            in force, also "none" for a group of one, and with "+nccl" behind it where CUDA tensors
-            go by NCCL.
+        transport: "auto", "gloo", "mpi", "nccl", "shm", "tcp", "shm+gloo", "shm+mpi" or "shm+tcp".
         fusion_threshold: bytes that all_reduces fused together may have; 0 turns fusion off.
         fusion_cutoff: bytes up to which an all_reduce is fused; a longer one travels alone.
         check: compare what the ranks call before every collective.
@@ -82,11 +80,17 @@ class ProcessGroupHVD(Backend):
     ) -> None: ...
     @property
     def options(self) -> Options: ...  # type: ignore[override]
+    @property
+    def store(self) -> Store: ...
+    @property
+    def transport(self) -> str:
+        """What carries its messages, as "shm", "shm+tcp+nccl" or, alone, "none"."""
+
     def _set_default_timeout(self, timeout: timedelta) -> None: ...
     def perform_nocolor_split(self, device: device) -> None: ...
 
-def set_splitter(splitter: Callable[[Store, list[int], int, Options], Backend]) -> None:
-    """Have `ProcessGroupHVD.split` call `splitter(store, ranks, rank, options)`."""
+def set_maker(maker: Callable[[Store, int, int, Options], Backend]) -> None:
+    """Have `split`, `shrink` and `merge` call `maker(store, rank, size, options)`."""
 
 class Transport:
     """Ranks that are connected. What takes one over leaves nothing of it here."""

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from torch_hvd._C import Options
     from torch_hvd._compression import compression
     from torch_hvd._run import run
+    from torch_hvd._survivors import lost_ranks
     from torch_hvd._trace import start_timeline, statistics, stop_timeline
 
 __version__ = "0.1.0.dev0"
@@ -19,6 +20,7 @@ _LATER = {
     "Options": "torch_hvd._load:_C.Options",
     "compression": "torch_hvd._compression:compression",
     "hooks": "torch_hvd.hooks",
+    "lost_ranks": "torch_hvd._survivors:lost_ranks",
     "run": "torch_hvd._run:run",
     "start_timeline": "torch_hvd._trace:start_timeline",
     "statistics": "torch_hvd._trace:statistics",
@@ -29,6 +31,7 @@ __all__ = [
     "__version__",
     "compression",
     "hooks",
+    "lost_ranks",
     "run",
     "start_timeline",
     "statistics",

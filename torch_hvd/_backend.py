@@ -68,7 +68,6 @@ def create(opts: Any, pg_options: Any) -> Any:
     on_host = "auto" if transport == "nccl" else transport
     connection = _transport.connect(on_host, meeting)
     device = _nccl.connect(transport, opts, meeting)
-    settings["transport"] = connection.choice.transport + ("+nccl" if device else "")
     for name, value in settings.items():
         setattr(options, name, value)
     options._timeout = opts.timeout
@@ -87,21 +86,19 @@ def create(opts: Any, pg_options: Any) -> Any:
     return group
 
 
-def _split(store: Store, ranks: list[int], rank: int, options: Any) -> Any:
-    """Make a part of a group, as `create` makes one.
+def _make(store: Store, rank: int, size: int, options: Any) -> Any:
+    """Make a group of what another one is split, shrunk or merged into, as `create` makes one.
 
     Args:
         store: of the new group.
-        ranks: of its parent, in the order of the new group.
         rank: of this process in the new group.
-        options: of the new group; those in force for its parent but for name, ranks and timeout.
+        size: of the new group.
+        options: of the new group; the other's but for name, ranks and timeout.
     """
-    if options.transport not in _settings.TRANSPORTS:  # the parent's, where it is of two kinds
-        options.transport = "auto"
     opts = SimpleNamespace(
         store=store,
         group_rank=rank,
-        group_size=len(ranks),
+        group_size=size,
         timeout=options._timeout,
         group_id=options.group_name,
         global_ranks_in_group=options.global_ranks_in_group,
@@ -109,7 +106,7 @@ def _split(store: Store, ranks: list[int], rank: int, options: Any) -> Any:
     return create(opts, options)
 
 
-_C.set_splitter(_split)
+_C.set_maker(_make)
 
 
 def end() -> None:

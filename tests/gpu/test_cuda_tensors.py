@@ -67,7 +67,7 @@ def _use_gpu() -> None:
 
 def by_nccl() -> bool:
     backend: Any = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
-    return str(backend.options.transport).endswith("+nccl")
+    return str(backend.transport).endswith("+nccl")
 
 
 def _contract(name: str, dtype: torch.dtype, op: str) -> None:
