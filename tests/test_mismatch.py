@@ -108,6 +108,22 @@ def test_different_calls(first: int, other: int) -> None:
     check_group()
 
 
+@pytest.mark.ranks(2, 3, hosts=[3], by_name=[2])
+def test_different_calls_behind_large_ones() -> None:
+    """Found within seconds also where the one before waits for the different one to advance."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group, calls = dist.new_group(), 10
+    dist.barrier(group)
+    works = []
+    for call in range(1, calls + 1):
+        op = dist.ReduceOp.MAX if call == calls and rank else dist.ReduceOp.SUM
+        works.append(dist.all_reduce(torch.ones(LARGE), op=op, group=group, async_op=True))
+    text = expect_error(lambda: [work.wait() for work in works if work], within=6)
+    for peer in range(size):
+        called = f"all_reduce(float32[{LARGE}], {'MAX' if peer else 'SUM'}) as number {calls}"
+        assert says_called(text, peer, called), text
+
+
 @pytest.mark.parametrize("attach", ["0", "1"])
 @pytest.mark.parametrize("count", [ASIDE, LARGE])
 def test_different_calls_by_shared_memory(count: int, attach: str) -> None:

@@ -282,12 +282,8 @@ void Engine::start_ready(Lock& lock, Track& track, Aftermath& aftermath) {
 
 void Engine::start(Track& track, Batch& batch) {
   const NeutralThread neutral;
-  auto timeout = batch.items[0].collective->timeout;
-  for (const auto& item : batch.items) {
-    timeout = std::min(timeout, item.collective->timeout);
-  }
   batch.times.started = Clock::now();
-  batch.deadline = deadline_in(timeout);
+  batch.deadline = deadline_in(batch.timeout());
   for (const auto& item : batch.items) {
     make_ready(*item.collective);
     if (feeds_back_on_host(*item.collective)) {
@@ -297,6 +293,11 @@ void Engine::start(Track& track, Batch& batch) {
   batch.rest = track.start(batch);
   auto& times = batch.times;
   times.packed = times.exchanged = times.finished = Clock::now();
+}
+
+void Engine::advance(Track& track, Batch& batch) {
+  const NeutralThread neutral;
+  track.advance(batch);
 }
 
 bool Engine::finish(Track& track, Batch& batch) {
@@ -320,18 +321,30 @@ void Engine::finish_front(Lock& lock, Track& track, Aftermath& aftermath) {
   std::exception_ptr error;
   std::optional<std::string> failure;
   bool finished = true;
-  lock.unlock();
-  try {
-    finished = finish(track, front);
-  } catch (const Mismatch& e) {
-    error = backend_error(
-        "hvd: on rank " + std::to_string(transport_->rank()) + ": " + e.what());
-  } catch (const std::exception& e) {
-    failure = e.what();
+  while (true) {
+    Batch* const next = track.to_advance();
+    track.awaited = next != nullptr ? next : &front;
+    lock.unlock();
+    try {
+      if (next != nullptr) {
+        advance(track, *next);
+      } else {
+        finished = finish(track, front);
+      }
+    } catch (const Mismatch& e) {
+      error = backend_error(
+          "hvd: on rank " + std::to_string(transport_->rank()) + ": " +
+          e.what());
+    } catch (const std::exception& e) {
+      failure = e.what();
+    }
+    lock.lock();
+    if (next == nullptr || failure || failing_) {
+      break;
+    }
   }
-  lock.lock();
   if (failure) {
-    give_up(lock, [&] { return explain(front, *failure); });
+    give_up(lock, [&] { return explain(*track.awaited, *failure); });
   } else if (!failing_) {
     Batch batch = std::move(front);
     track.started.pop_front();
@@ -350,6 +363,7 @@ void Engine::finish_front(Lock& lock, Track& track, Aftermath& aftermath) {
     }
     retire(lock, aftermath);
   }
+  track.awaited = nullptr;
   track.finishing = false;
   fail_pending(lock, aftermath);
 }

@@ -151,7 +151,7 @@ std::string Engine::explain(const Batch& batch, const std::string& error) {
       << collective.seq << " in process group " << witness_.group()
       << ", failed on rank " << transport_->rank() << ": ";
   if (Clock::now() >= batch.deadline) {
-    out << "timed out after " << collective.timeout.count() << " ms. ";
+    out << "timed out after " << batch.timeout().count() << " ms. ";
   }
   Witness::Place place;
   {
@@ -193,7 +193,9 @@ Witness::Place Engine::place() const {
   const Collective* waited_for = nullptr;
   for (const auto* track : tracks_) {
     if (!track->started.empty()) {
-      const auto* first = track->started.front().items[0].collective;
+      const Batch& awaited =
+          track->awaited != nullptr ? *track->awaited : track->started.front();
+      const auto* first = awaited.items[0].collective;
       if (waited_for == nullptr || first->seq < waited_for->seq) {
         waited_for = first;
       }

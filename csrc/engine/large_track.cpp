@@ -60,12 +60,6 @@ Rest LargeTrack::start(Batch& batch) {
     batch.running.push_back(
         std::make_unique<TailExchange>(collective, transport_, tail_, agreed_));
   }
-  Turn turn{collective.seq, collective.bytes, {}};
-  for (const auto& running : batch.running) {
-    turn.running.push_back(running.get());
-  }
-  std::lock_guard<std::mutex> lock(mutex_);
-  turns_.push_back(std::move(turn));
   return Rest::Outputs;
 }
 
@@ -76,38 +70,39 @@ bool LargeTrack::tells_tail(const Collective& collective) const {
       collective.bytes / kCutoffs >= limits_.cutoff;
 }
 
-bool LargeTrack::finish(Batch& batch) {
-  const Collective& collective = *batch.items[0].collective;
-  while (const auto turn = next_turn(collective.seq)) {
-    for (Running* const running : turn->running) {
-      running->advance(batch.deadline);
-    }
+Batch* LargeTrack::to_advance() {
+  if (advanced_ == started.size()) {
+    return nullptr;
   }
+  Batch& batch = started[advanced_];
+  const Collective& collective = *batch.items[0].collective;
+  const uint64_t agreed = std::max(agreement_.agreed(), agreed_.load());
+  if (advanced_ > 0 &&
+      (collective.seq >= agreed ||
+       advanced_bytes_ + collective.bytes > most_advanced_)) {
+    return nullptr;
+  }
+  ++advanced_;
+  advanced_bytes_ += collective.bytes;
+  return &batch;
+}
+
+void LargeTrack::advance(Batch& batch) {
+  for (const auto& running : batch.running) {
+    running->advance(batch.deadline);
+  }
+}
+
+bool LargeTrack::finish(Batch& batch) {
   for (const auto& running : batch.running) {
     running->finish(batch.deadline);
   }
-  advanced_bytes_ -= collective.bytes;
-  started_bytes_ -= collective.bytes;
+  const int64_t bytes = batch.items[0].collective->bytes;
+  --advanced_;
+  advanced_bytes_ -= bytes;
+  started_bytes_ -= bytes;
   batch.times.exchanged = Clock::now();
   return true;
-}
-
-std::optional<LargeTrack::Turn> LargeTrack::next_turn(uint64_t first) {
-  const uint64_t agreed = std::max(agreement_.agreed(), agreed_.load());
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (turns_.empty()) {
-    return {};
-  }
-  const uint64_t seq = turns_.front().seq;
-  const int64_t bytes = turns_.front().bytes;
-  if (seq > first &&
-      (seq >= agreed || advanced_bytes_ + bytes > most_advanced_)) {
-    return {};
-  }
-  advanced_bytes_ += bytes;
-  std::optional<Turn> turn(std::move(turns_.front()));
-  turns_.pop_front();
-  return turn;
 }
 
 } // namespace hvd

@@ -6,10 +6,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
-#include <mutex>
-#include <optional>
-#include <vector>
 
 namespace hvd {
 
@@ -26,19 +22,11 @@ class LargeTrack final : public Track {
 
   Batch next(uint64_t tail) override;
   Rest start(Batch& batch) override;
+  Batch* to_advance() override;
+  void advance(Batch& batch) override;
   bool finish(Batch& batch) override;
 
  private:
-  /// A collective under way that is yet to advance.
-  struct Turn {
-    uint64_t seq;
-    int64_t bytes;
-    std::vector<Running*> running; ///< of its batch
-  };
-
-  /// The next to advance, until the one of that number is finished; nothing if
-  /// that has to come first.
-  std::optional<Turn> next_turn(uint64_t first);
   bool tells_tail(const Collective& collective) const;
 
   Transport& transport_;
@@ -50,9 +38,9 @@ class LargeTrack final : public Track {
   /// See Agreement::agreed(); from what ranks tell each other on this track.
   std::atomic<uint64_t> agreed_{0};
   std::atomic<int64_t> started_bytes_{0}; ///< and not finished
-  int64_t advanced_bytes_ = 0; ///< and not finished; for who finishes
-  std::mutex mutex_; ///< guards what follows
-  std::deque<Turn> turns_; ///< in order
+  // For who finishes.
+  size_t advanced_ = 0; ///< of those that are started, the first ones
+  int64_t advanced_bytes_ = 0; ///< of these
 };
 
 } // namespace hvd

@@ -4,7 +4,8 @@
 #include "common/collective.h"
 #include "engine/timeline.h"
 
-#include <array>
+#include <algorithm>
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -53,6 +54,15 @@ struct Batch {
   std::vector<RunningPtr> running; ///< what is on the way beside the frame
   Deadline deadline;
   Times times; ///< but for `submitted`
+
+  /// The least of its collectives'.
+  std::chrono::milliseconds timeout() const {
+    auto least = items[0].collective->timeout;
+    for (const auto& item : items) {
+      least = std::min(least, item.collective->timeout);
+    }
+    return least;
+  }
 };
 
 } // namespace hvd

@@ -24,6 +24,7 @@ class Track {
   // Guarded by the engine's lock.
   std::deque<Item> queue; ///< not started
   std::deque<Batch> started; ///< finished in this order
+  const Batch* awaited = nullptr; ///< by who has the role of finishing
   bool starting = false;
   bool finishing = false;
   size_t free_threads = 0; ///< background threads outside user code
@@ -37,6 +38,17 @@ class Track {
 
   /// Called by the holder of the role, without the lock. Throws TransportError.
   virtual Rest start(Batch& batch) = 0;
+
+  /// With the lock: one that is started and is to advance before the first of
+  /// them is finished; nothing if that comes next. Who asks does it.
+  virtual Batch* to_advance() {
+    return nullptr;
+  }
+
+  // Called by the holder of the role, without the lock.
+
+  /// Blocks until its last messages are on their way. Throws TransportError.
+  virtual void advance(Batch& /*batch*/) {}
 
   /// Blocks until there is no rest, and returns true; or returns false if the
   /// batch has to go through the queue again. Throws Mismatch if only the batch
