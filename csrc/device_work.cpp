@@ -55,14 +55,8 @@ c10::intrusive_ptr<DeviceWork> DeviceWork::submit(
   operation.on_done = [work](std::exception_ptr error) {
     return work->conclude(std::move(error));
   };
-  try {
-    engine->submit(work->operation_);
-  } catch (...) {
-    operation.on_done = nullptr; // or work and operation keep each other
-    throw;
-  }
+  engine->submit(work->operation_, /*caller_waits=*/false);
   work->seq_ = operation.collectives[0].seq;
-  engine->run_in_background(operation);
   return work;
 }
 

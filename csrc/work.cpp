@@ -152,17 +152,10 @@ c10::intrusive_ptr<CollectiveWork> CollectiveWork::submit(
   operation.on_done = [work](std::exception_ptr error) {
     return work->conclude(std::move(error));
   };
-  try {
-    engine->submit(work->operation_);
-  } catch (...) {
-    operation.on_done = nullptr; // or work and operation keep each other
-    throw;
-  }
+  engine->submit(work->operation_, caller_waits);
   work->seq_ = operation.collectives[0].seq;
   if (caller_waits) {
     engine->drive_until_done(operation);
-  } else {
-    engine->run_in_background(operation);
   }
   return work;
 }

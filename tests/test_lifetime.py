@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from calls import LARGE, SMALL, check_group, cpu_backend, expect_error
+from launch import launch
 from ranks import RankPool, bare_store
 from rows import filled
 
@@ -255,3 +256,32 @@ def under_detail() -> None:
 def test_detail(size: int) -> None:
     with RankPool(size, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}) as pool:
         pool.run(under_detail)
+
+
+NO_THREAD = """
+import resource
+from pathlib import Path
+tensor = torch.ones(4)
+dist.all_reduce(tensor)
+if rank == 0:
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 20), hard))
+    try:
+        dist.all_reduce(tensor, async_op=True)
+    except RuntimeError as error:
+        print(error, tensor.tolist())
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+dist.all_reduce(tensor, async_op=True).wait()
+print(tensor.tolist())
+dist.destroy_process_group()
+"""
+
+
+def test_call_for_which_there_is_no_thread() -> None:
+    """It is an error of that call, which has not been made, and the next one works."""
+    first, second = launch(NO_THREAD, 2)
+    assert first.stdout == (
+        "Resource temporarily unavailable [2.0, 2.0, 2.0, 2.0]\n[4.0, 4.0, 4.0, 4.0]\n"
+    ), first.stderr
+    assert second.stdout == "[4.0, 4.0, 4.0, 4.0]\n", second.stderr

@@ -90,16 +90,56 @@ bool Engine::is_finished(const Collective& collective) const {
       pending_[collective.seq - retired_].finished;
 }
 
-void Engine::submit(const std::shared_ptr<Operation>& operation) {
+void Engine::submit(
+    const std::shared_ptr<Operation>& operation,
+    bool caller_waits) {
+  Lock lock(mutex_, std::defer_lock);
+  try {
+    enqueue(lock, operation, caller_waits);
+  } catch (...) {
+    operation->on_done = nullptr; // which may keep who keeps the operation
+    throw;
+  }
+  admit();
+  Aftermath aftermath;
+  ++submitting_;
+  start_ready(lock, on_device_, aftermath);
+  if (!operation->collectives[0].on_device) { // which would have to be awaited
+    start_ready(lock, large_, aftermath);
+  }
+  --submitting_;
+  conclude(lock, aftermath);
+  if (!caller_waits) {
+    // What others wait for may have been started.
+    for (auto* track : tracks_) {
+      if ((is_held(*track) || !is_idle(*track)) && track->sleeping > 0 &&
+          track->napping == 0) {
+        track->work_ready.notify_one();
+      }
+    }
+    last_submitted_ = Clock::now();
+    caller_ = ThreadClock();
+  }
+}
+
+void Engine::enqueue(
+    Lock& lock,
+    const std::shared_ptr<Operation>& operation,
+    bool caller_waits) {
   const auto& first = operation->collectives[0].signature;
   if (forked()) {
     refuse(first.describe());
   }
-  Lock lock(mutex_);
+  lock.lock();
   if (error_ || closed_) {
     refuse(first.describe());
   }
   ensure_watchdog();
+  if (!caller_waits) {
+    for (const auto& collective : operation->collectives) {
+      ensure_background_thread(track_of(collective));
+    }
+  }
   const auto now = Clock::now();
   operation->remaining = operation->collectives.size();
   for (auto& collective : operation->collectives) {
@@ -115,15 +155,6 @@ void Engine::submit(const std::shared_ptr<Operation>& operation) {
     waiting_.push_back({operation, &collective, enlist(collective), now});
     pending_.push_back({operation, &collective, false, nullptr, {}});
   }
-  admit();
-  Aftermath aftermath;
-  ++submitting_;
-  start_ready(lock, on_device_, aftermath);
-  if (!operation->collectives[0].on_device) { // which would have to be awaited
-    start_ready(lock, large_, aftermath);
-  }
-  --submitting_;
-  conclude(lock, aftermath);
 }
 
 void Engine::drive_until_done(const Operation& operation) {
@@ -152,7 +183,6 @@ void Engine::drive_until_done(const Operation& operation) {
 }
 
 bool Engine::wait_until_done(const Operation& operation, Deadline deadline) {
-  run_in_background(operation);
   const auto call = waiting();
   Lock lock(mutex_);
   start_all(lock);
@@ -201,27 +231,6 @@ void Engine::message_done(
         witness_.group(), transport_->name(), name, bytes, submitted);
     Timeline::instance().write();
   }
-}
-
-void Engine::run_in_background(const Operation& operation) {
-  Lock lock(mutex_);
-  for (const auto& collective : operation.collectives) {
-    Track& track = track_of(collective);
-    if (waiting_.empty() && !track.starting && track.queue.empty() &&
-        track.started.empty()) {
-      continue; // done already
-    }
-    ensure_background_thread(track);
-  }
-  // submit() may have started what others wait for.
-  for (auto* track : tracks_) {
-    if ((is_held(*track) || !is_idle(*track)) && track->sleeping > 0 &&
-        track->napping == 0) {
-      track->work_ready.notify_one();
-    }
-  }
-  last_submitted_ = Clock::now();
-  caller_ = ThreadClock();
 }
 
 void Engine::start_all(Lock& lock) {

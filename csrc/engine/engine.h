@@ -47,20 +47,19 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Engine& operator=(const Engine&) = delete;
   ~Engine();
 
-  /// Queues an operation. Throws, with nothing queued, if the group is closed,
-  /// has failed, or belongs to a parent process.
-  void submit(const std::shared_ptr<Operation>& operation);
+  /// Queues an operation; unless `caller_waits`, it gets done though nobody
+  /// does. Throws, with nothing queued and nothing kept in `on_done`, if the
+  /// group is closed, has failed, or belongs to a parent process, or if the
+  /// system refuses a thread that it takes.
+  void submit(const std::shared_ptr<Operation>& operation, bool caller_waits);
 
   /// Returns when the operation is done. Works off its queue meanwhile if no
   /// other thread does.
   void drive_until_done(const Operation& operation);
 
   /// Returns whether the operation was done by `deadline`; leaves the work to
-  /// other threads.
+  /// other threads, which an operation has that was submitted for nobody.
   bool wait_until_done(const Operation& operation, Deadline deadline);
-
-  /// Sees to it that the operation gets done though nobody waits.
-  void run_in_background(const Operation& operation);
 
   /// Runs `body`, which waits for the transport by itself, on a thread of its
   /// own. It may call its argument when it waits no more. Throws c10::Error if
@@ -156,6 +155,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
     Times times;
   };
 
+  void enqueue(
+      Lock& lock,
+      const std::shared_ptr<Operation>& operation,
+      bool caller_waits);
   Track& track_of(const Collective& collective);
   uint64_t enlist(const Collective& collective);
   /// Whether nobody can finish anything.

@@ -46,7 +46,7 @@ struct Caller {
         Engine::Settings{kLimits, false});
   }
 
-  Call& submit(const at::Tensor& tensor) {
+  Call& submit(const at::Tensor& tensor, bool caller_waits) {
     Call& call = calls.emplace_back();
     call.operation = std::make_shared<Operation>();
     call.operation->collectives = {
@@ -56,12 +56,12 @@ struct Caller {
       call.concluded.set_value();
       return std::function<void()>();
     };
-    engine->submit(call.operation);
+    engine->submit(call.operation, caller_waits);
     return call;
   }
 
   void start(const at::Tensor& tensor) {
-    engine->run_in_background(*submit(tensor).operation);
+    submit(tensor, /*caller_waits=*/false);
   }
 
   static constexpr std::chrono::seconds kTimeout{60};
@@ -154,13 +154,11 @@ bool test_started_for_another(
     other.start(tensor);
   }
   one.start(tensors[0][0]);
-  auto& large = one.submit(tensors[0][1]);
+  auto& large = one.submit(tensors[0][1], /*caller_waits=*/driven);
   std::thread waiting;
   if (driven) {
     waiting =
         std::thread([&] { one.engine->drive_until_done(*large.operation); });
-  } else {
-    one.engine->run_in_background(*large.operation);
   }
   std::this_thread::sleep_for(kAsleep);
   one.start(tensors[0][2]);

@@ -344,11 +344,8 @@ void Simulation::Rank::run_thread(int thread) {
     }
     if (plan.wait[rank_] == Wait::Synchronous) {
       wait(place, random);
-    } else {
-      engines_[plan.group]->run_in_background(*calls_[place].operation);
-      if (plan.wait[rank_] != Wait::Never) {
-        outstanding.push_back(place);
-      }
+    } else if (plan.wait[rank_] != Wait::Never) {
+      outstanding.push_back(place);
     }
     wait_for(place);
   }
@@ -371,7 +368,8 @@ void Simulation::Rank::submit(size_t place, Random& random) {
   }
   random.pause(program().pauses);
   try {
-    engines_[plan.group]->submit(call.operation);
+    engines_[plan.group]->submit(
+        call.operation, plan.wait[rank_] == Wait::Synchronous);
     call.submitted = true;
   } catch (const std::exception& e) {
     if (!abort) {
