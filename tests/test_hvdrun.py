@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,8 @@ def dry_run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 )
 def test_torchrun(capsys: pytest.CaptureFixture[str], options: str, command: str) -> None:
     assert dry_run(capsys, "-np", "3", *options.split(), "python a.py") == (
-        f"OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 3 {command}"
+        "OMP_NUM_THREADS=1 torchrun --standalone --local-addr 127.0.0.1 "
+        f"--nproc-per-node 3 {command}"
     )
 
 
@@ -457,6 +459,59 @@ def test_a_program_runs_its_own_functions(tmp_path: Path) -> None:
     )
     ran = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert "[(True, 0), (True, 3)]" in ran.stdout, ran
+
+
+FAILS = """
+import os, sys, time, torch_hvd
+import torch.distributed as dist
+def fails():
+    dist.init_process_group("hvd")
+    if os.environ["RANK"] == "1":
+        raise ValueError("the cause")
+    dist.barrier()
+def says_nothing():
+    if os.environ["RANK"] == "1":
+        sys.exit(0)
+if __name__ == "__main__":
+    for fn in (fails, says_nothing):
+        try:
+            torch_hvd.run(fn, np=2)
+        except RuntimeError as error:
+            print(str(error).strip().replace(os.linesep, " "))
+"""
+
+
+def test_what_a_program_is_told_of_a_rank_that_fails(tmp_path: Path) -> None:
+    """What the first has raised, and not what the others then did; and that one has no result."""
+    script = tmp_path / "train.py"
+    script.write_text(FAILS)
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    said = [line for line in ran.stdout.splitlines() if not line.startswith("[rank")]
+    assert len(said) == 2, ran
+    assert said[0].startswith("rank 1 raised:") and said[0].endswith("ValueError: the cause"), ran
+    assert said[1] == "hvdrun ended with exit code 0, without a result of rank 1", ran
+    assert "[rank1]:ValueError: the cause" in ran.stderr, ran
+
+
+@pytest.mark.parametrize(
+    ("np", "options", "error", "said"),
+    [
+        (0, (), ValueError, "np is 0; allowed is 1 or more ranks"),
+        ("2", (), TypeError, "'str' object cannot be interpreted as an integer"),
+        (2.0, (), TypeError, "'float' object cannot be interpreted as an integer"),
+        (2, "--mpi", TypeError, r"options is '--mpi'; allowed is a list of texts, as \['--mpi'\]"),
+    ],
+)
+def test_bad_arguments_of_run(np: Any, options: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        _run.run(dry_run, np=np, options=options)
+
+
+def test_rank_that_is_killed() -> None:
+    """Its last word is hvdrun's: mpirun has none."""
+    command = [sys.executable, "-I", str(_translate.RANK), "--abort", "sh", "-c", "kill -9 $$"]
+    ran = subprocess.run(command, env={"PMI_RANK": "3", "PMI_SIZE": "4"}, capture_output=True)
+    assert (ran.returncode, ran.stderr) == (137, b"hvdrun: rank 3 was ended by signal 9\n")
 
 
 def test_what_cannot_be_pickled() -> None:

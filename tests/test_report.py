@@ -98,14 +98,17 @@ def test_what_cannot_be_read_or_written(tmp_path: Path) -> None:
     for plot in ("nodir/x.png", "x.txt"):
         with pytest.raises(SystemExit, match=f"--plot {tmp_path / plot}: "):
             report.main(["stats", str(tmp_path), "--plot", str(tmp_path / plot)])
-    for text in (content[:-3], "[]", ""):
+    foreign = ('{"rank": 0, "run": ""}', '"groups": null', '"groups": [{}]', "[" * 100_000)
+    for text in (content[:-3], "[]", "", *(content.replace('"groups": []', f) for f in foreign)):
         file.write_text(text)
         with pytest.raises(SystemExit, match=f"{file} cannot be read: "):
             report.main(["stats", str(tmp_path)])
-    events.write_text("[]")
-    with pytest.raises(SystemExit, match=f"{events} cannot be read: "):
-        report.main(["timeline", str(tmp_path)])
-    events.write_text('[{"args": {}}]')
+    first = '{"name": "process_name", "ph": "M", "args": {"wall_clock_offset_us": 0}}'
+    for text in ("[]", '[{"args": {}}]', f"[{first}, 1]", f"[{first}, {{}}]", "[" * 100_000):
+        events.write_text(text)
+        with pytest.raises(SystemExit, match=f"{events} cannot be read: "):
+            report.main(["timeline", str(tmp_path)])
+    events.write_text(f"[{first}]")
     (tmp_path / "timeline.json").mkdir()
     with pytest.raises(SystemExit, match=r"/timeline\.json cannot be written: Is a directory"):
         report.main(["timeline", str(tmp_path)])

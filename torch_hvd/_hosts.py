@@ -29,10 +29,14 @@ def from_file(path: str) -> tuple[Host, ...]:
     """The hosts of a file with lines as "a slots=2"; also "a:2", and comments from # on.
 
     Raises:
-        ValueError: names the line that is none, or there is no host.
+        ValueError: names the line that is none, or there is no host, or it is no text.
         OSError: the file cannot be read.
     """
-    hosts = tuple(_lines(Path(path).read_text().splitlines()))
+    try:
+        text = Path(path).read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text: {error}") from None
+    hosts = tuple(_lines(text.splitlines()))
     if not hosts:
         raise ValueError(f"{path} names no host")
     return hosts

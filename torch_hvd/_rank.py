@@ -31,11 +31,15 @@ _VARIABLES = (
 )
 
 
-def redirect(folder: str) -> None:
-    """Send stdout and stderr to files of this rank."""
-    rank, size = next(
+def _rank_and_size() -> tuple[str, str]:
+    return next(
         (os.environ[rank], os.environ[size]) for rank, size in _VARIABLES if rank in os.environ
     )
+
+
+def redirect(folder: str) -> None:
+    """Send stdout and stderr to files of this rank."""
+    rank, size = _rank_and_size()
     own = Path(folder, f"rank.{int(rank):0{len(str(int(size) - 1))}}")
     own.mkdir(parents=True, exist_ok=True)
     for stream, name in ((1, "stdout"), (2, "stderr")):
@@ -66,6 +70,9 @@ def run(command: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, forward)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code < 0:  # mpirun would say nothing of it
+        text = f"hvdrun: rank {_rank_and_size()[0]} was ended by signal {-code}"
+        print(text, file=sys.stderr, flush=True)
     return code if code >= 0 else 128 - code
 
 

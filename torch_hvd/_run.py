@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import operator
 import os
 import pickle
 import subprocess
@@ -40,9 +41,16 @@ def run(
         options: more for hvdrun, such as "--mpi" or "--compression=int8".
 
     Raises:
-        RuntimeError: a rank raised or ended; has its traceback, or hvdrun's exit code.
-        ValueError: `fn` cannot be pickled.
+        RuntimeError: a rank raised or ended; has the traceback of the first that did, or hvdrun's
+            exit code and which ranks have no result.
+        TypeError: `np` is no whole number, or `options` one text.
+        ValueError: `np` is less than 1, or `fn` cannot be pickled.
     """
+    np = operator.index(np)
+    if np < 1:
+        raise ValueError(f"np is {np}; allowed is 1 or more ranks")
+    if isinstance(options, str):
+        raise TypeError(f"options is {options!r}; allowed is a list of texts, as [{options!r}]")
     with tempfile.TemporaryDirectory(prefix="hvdrun-") as folder:
         Path(folder, _CALL).write_bytes(_pickled(fn, tuple(args), dict(kwargs or {})))
         # A signal that ends this process gives it no time to end the job.
@@ -82,11 +90,18 @@ def _pickler() -> Any:
 def _results(folder: Path, size: int, code: int) -> list[Any]:
     files = [folder / f"result.{rank}" for rank in range(size)]
     answers = [pickle.loads(file.read_bytes()) if file.exists() else None for file in files]
-    for rank, answer in enumerate(answers):
-        if answer is not None and not answer[0]:
-            raise RuntimeError(f"rank {rank} raised:\n{answer[1]}")
-    if code or None in answers:
-        raise RuntimeError(f"hvdrun ended with exit code {code}")
+    failed = [
+        (files[rank].stat().st_mtime_ns, rank, answer[1])
+        for rank, answer in enumerate(answers)
+        if answer is not None and not answer[0]
+    ]
+    if failed:  # the others may have failed of what the first did
+        _, rank, error = min(failed)
+        raise RuntimeError(f"rank {rank} raised:\n{error}")
+    silent = [str(rank) for rank, answer in enumerate(answers) if answer is None]
+    if code or silent:
+        without = f", without a result of rank {', '.join(silent)}" if silent else ""
+        raise RuntimeError(f"hvdrun ended with exit code {code}{without}")
     return [answer[1] for answer in answers if answer is not None]
 
 
@@ -99,6 +114,7 @@ def _answer(folder: Path) -> bool:
             fn, args, kwargs = pickle.load(call)
             answer = _pickler().dumps((True, fn(*args, **kwargs)))
         except Exception:
+            traceback.print_exc()
             returned = False
             answer = pickle.dumps((False, traceback.format_exc()))
     result = folder / f"result.{os.environ['RANK']}"

@@ -267,7 +267,10 @@ _BUILDING = ("HVD_BUILD_CUDA",)  # read by setup.py, and may be set where progra
 _HOROVODS = {
     "HOROVOD_AUTOTUNE": "not read: there is nothing to tune",
     "HOROVOD_CACHE_CAPACITY": "not read: there is no cache of responses",
+    "HOROVOD_CPU_OPERATIONS": "not read; HVD_TRANSPORT is",
     "HOROVOD_CYCLE_TIME": "not read: there is no cycle",
+    "HOROVOD_GLOO_IFACE": "not read; GLOO_SOCKET_IFNAME is",
+    "HOROVOD_HIERARCHICAL_ALLREDUCE": "not read: several hosts are always summed host by host",
     "HOROVOD_LOG_LEVEL": "not read; HVD_LOG is",
     "HOROVOD_STALL_CHECK_DISABLE": "not read; HVD_STALL_CHECK_TIME=0 is",
 }

@@ -35,7 +35,8 @@ def run(arguments: Sequence[str]) -> int:
         print(f"hvdrun: rank {rank} {how}", file=sys.stderr)
         return code if code > 0 else 128 - code
     except OSError as error:  # nothing could be started
-        print(f"hvdrun: {error.filename}: {error.strerror}", file=sys.stderr)
+        what = f"{error.filename}: {error.strerror}" if error.filename else error
+        print(f"hvdrun: {what}", file=sys.stderr)
         return 127
     except SignalException as error:
         return 128 + error.sigval

@@ -82,6 +82,8 @@ def begin(environ: Any, rank: int, run: str) -> None:
         (("HVD_STATS",), _start_statistics),
     ):
         name = _settings.first_set(names, environ)
+        if name == "HOROVOD_TIMELINE" and environ[name] == "DYNAMIC":
+            continue  # Horovod's word for a start_timeline() later
         if name and start not in _begun:
             try:
                 start(environ[name])
@@ -131,12 +133,13 @@ def _rank() -> int:
     """That of a process that has no group of hvd's yet."""
     if dist.is_initialized():
         return dist.get_rank()
-    if "RANK" not in os.environ:
+    rank = os.environ.get("RANK", "")
+    if not rank.isdecimal():
         raise RuntimeError(
-            "start_timeline cannot tell which rank this is: call it after init_process_group, or "
-            "set RANK"
+            f"start_timeline cannot tell which rank this is, for RANK is {rank!r}: call it after "
+            "init_process_group, or set RANK"
         )
-    return int(os.environ["RANK"])
+    return int(rank)
 
 
 def _start_statistics(path: str) -> None:

@@ -61,7 +61,10 @@ def torchrun(job: Job) -> Command:
     """For one host."""
     return Command(
         (
-            *("torchrun", "--standalone", "--nproc-per-node", str(job.size)),
+            # With that address torchrun does not look up the host's name, and wait for ever where
+            # there is none.
+            *("torchrun", "--standalone", "--local-addr", "127.0.0.1"),
+            *("--nproc-per-node", str(job.size)),
             *(() if job.output else ("--role", "rank", "--tee", "3")),
             # Without -- torchrun would take options of the command for its own, shortened: --run.
             *("--no-python", "--", *_command(job)),

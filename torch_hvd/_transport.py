@@ -81,8 +81,8 @@ def choose(wanted: str, meeting: Meeting) -> Choice:
         raise ValueError(
             "HVD_TRANSPORT or Options.transport is 'shm', but ranks 0 and "
             f"{peer}, on {known[0][1]} and {known[peer][1]}, cannot share memory: they are on "
-            "different hosts or in different containers; allowed there is auto, gloo, mpi, tcp "
-            "or a pair, as shm+tcp"
+            "different hosts or in different containers (if not, give them one HVD_HOST_ID); "
+            "allowed there is auto, gloo, mpi, tcp or a pair, as shm+tcp"
         )
     if wanted == "auto":
         wanted = "shm+mpi" if all(wants for *_, wants in known) else "shm+tcp"

@@ -14,6 +14,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 Event = dict[str, Any]
+# What comes of files that are cut off, or somebody else's.
+_UNREADABLE = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError),
+    *(ArithmeticError, RecursionError),
+)
 T = TypeVar("T")
 
 
@@ -35,7 +40,7 @@ def _of_ranks(
         try:
             content = load(path)
             runs.setdefault(run_of(content), []).append(path.name)
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except _UNREADABLE as error:
             raise SystemExit(f"{path} cannot be read: {error!r}") from error
         loaded.append(content)
     if len(runs) > 1:
@@ -55,7 +60,15 @@ def _load_events(path: Path) -> list[Event]:
         # A rank that died left no end, and perhaps half a line; or the first line alone.
         end = text.rfind("},\n") + 1
         events = json.loads((text[:end] or text) + "]")
+    _ = events[0]["args"]["wall_clock_offset_us"] + sum(e.get("ts", 0.0) for e in events)
+    _stages(events)
     return events
+
+
+def _load_statistics(path: Path) -> Mapping[str, Any]:
+    rank: Mapping[str, Any] = json.loads(path.read_text())
+    _ = rank["ended"], _tables(rank)
+    return rank
 
 
 def _stages(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
@@ -163,6 +176,14 @@ def stats_table(rank: int, group: Mapping[str, Any]) -> str:
     )
 
 
+def _tables(rank: Mapping[str, Any]) -> list[str]:
+    return [
+        stats_table(rank["rank"], group)
+        for group in rank["groups"]
+        if group["responses"] or group["messages"]
+    ]
+
+
 def plot(ranks: Sequence[Mapping[str, Any]], file: Path) -> None:
     """Draw count and total time of the responses by size, each rank a bar, as a PNG."""
     try:
@@ -223,9 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise SystemExit(f"{target} cannot be written: {error.strerror}") from error
         print(f"{target}: open it in ui.perfetto.dev or chrome://tracing")
         return
-    ranks = _of_ranks(
-        options.folder, "stats", lambda path: json.loads(path.read_text()), lambda rank: rank["run"]
-    )
+    ranks = _of_ranks(options.folder, "stats", _load_statistics, lambda rank: rank["run"])
     if options.rank is not None:
         ranks = [rank for rank in ranks if rank["rank"] == options.rank]
         if not ranks:
@@ -236,9 +255,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 f"Rank {rank['rank']} has not written its statistics: it is still running, or did "
                 "not end by itself; once a rank fails, torchrun ends the others by a signal."
             )
-        for group in rank["groups"]:
-            if group["responses"] or group["messages"]:
-                print(stats_table(rank["rank"], group))
+        for table in _tables(rank):
+            print(table)
     if options.plot:
         plot(ranks, options.plot)
 
