@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -137,6 +139,22 @@ def test_statistics_are_not_of_a_child() -> None:
     assert torch_hvd.statistics()
     text = in_a_fork(lambda: sys.exit(str(torch_hvd.statistics())))
     assert text == "SystemExit: []", text
+
+
+def test_forked_child_that_starts_a_timeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a part of its parent's, with locks that may be held: it is told so. After that has
+    ended, a child writes its own.
+    """
+    monkeypatch.setenv("RANK", "0")
+    torch_hvd.start_timeline(tmp_path / "parent")
+    text = in_a_fork(lambda: torch_hvd.start_timeline(tmp_path / "child"))
+    assert "forked while a timeline was being written" in text, text
+    assert in_a_fork(torch_hvd.stop_timeline) == "no error"
+    torch_hvd.stop_timeline()
+    assert in_a_fork(lambda: torch_hvd.start_timeline(tmp_path / "child")) == "no error"
+    assert len(json.loads((tmp_path / "parent" / "rank-0.timeline.json").read_text())) == 1
 
 
 @pytest.mark.ranks(2)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import torch_hvd
-from calls import LARGE, SMALL
+from calls import LARGE, SMALL, cpu_backend, expect_error
 from launch import launch
 from ranks import RankPool
 from torch_hvd import report
@@ -80,6 +80,47 @@ def test_timeline(pool: RankPool, tmp_path: Path) -> None:
             check_nest(nest)
         names = Counter(nest[0]["name"].split("(")[0] for nest in nests.values())
         assert names == {"all_reduce": made[rank] - 2, "broadcast": 1, "barrier": 1}
+
+
+IN_ONE_CALL = 10
+
+
+def described(folder: str) -> str:
+    group = dist.new_group()
+    dist.barrier(group=group)
+    torch_hvd.start_timeline(folder)
+    for count in (SMALL, LARGE):
+        dist.all_reduce(torch.ones(count), group=group)
+    expect_error(lambda: dist.all_reduce(torch.ones(SMALL + dist.get_rank()), group=group))
+    dist.all_reduce_coalesced([torch.ones(SMALL) for _ in range(IN_ONE_CALL)], group=group)
+    torch_hvd.stop_timeline()
+    dist.barrier(group=group)
+    return str(cpu_backend(group).options.transport)
+
+
+@pytest.mark.ranks(2)
+def test_details(pool: RankPool, tmp_path: Path) -> None:
+    """Of each collective but the one that has failed. Those of one call are ready together: the
+    first frame may take one, the next one the rest.
+    """
+    transports = pool.run(described, str(tmp_path))
+    for rank, transport in enumerate(transports):
+        events = json.loads((tmp_path / f"rank-{rank}.timeline.json").read_text())
+        begun = [event for event in events if "seq" in event.get("args", {})]
+        assert [event["name"] for event in begun] == [
+            f"all_reduce(float32[{count}], SUM)" for count in (SMALL, LARGE, *[SMALL] * IN_ONE_CALL)
+        ]
+        details = [event["args"] for event in begun]
+        numbers = [1, 2, *range(4, 4 + IN_ONE_CALL)]
+        assert [each["seq"] for each in details] == numbers
+        assert [each["bytes"] for each in details] == [
+            *(4 * count for count in (SMALL, LARGE, *[SMALL] * IN_ONE_CALL))
+        ]
+        assert {each["transport"] for each in details} == {transport}
+        assert all(event["id"].endswith(f"/{n}") for event, n in zip(begun, numbers, strict=True))
+        batches = [each["batch"] for each in details]
+        assert batches == sorted(batches)
+        assert len(set(batches[:3])) == 3 and len(set(batches[2:])) <= 2, batches
 
 
 def test_timeline_before_there_is_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
