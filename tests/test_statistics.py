@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_hvd
-from calls import LARGE, SMALL, cpu_backend, environment
+from calls import LARGE, SMALL, cpu_backend, environment, expect_error
 from ranks import RankPool
 
 FRAME_HEAD = 16 + 64  # its length, and what the ranks agree by
@@ -65,6 +66,54 @@ def test_what_is_longer_than_the_cutoff_takes_no_frame() -> None:
         dist.all_reduce(torch.ones(count), group=group)
         seen = counts()
         assert (seen["frames"], seen["responses"]) == (frames, responses), (count, seen)
+        assert seen["fusion_buffer_bytes"] == 0, "what is alone is not packed"
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("verb", ["broadcast", "scatter", "gather"])
+def test_who_gives_nothing_sends_no_more_than_the_head_of_a_frame(verb: str) -> None:
+    """Of what only the root gives. What all give goes to all, though one alone takes it."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = dist.new_group()
+    tensor = torch.ones(1000)
+    if verb == "broadcast":
+        dist.broadcast(tensor, src=1, group=group)
+        given = tensor.nbytes * (rank == 1)
+    elif verb == "scatter":
+        parts = [tensor] * size if rank == 1 else None
+        dist.scatter(torch.empty(1000), parts, src=1, group=group)
+        given = size * tensor.nbytes * (rank == 1)
+    else:
+        parts = [torch.empty(1000) for _ in range(size)] if rank == 1 else None
+        dist.gather(tensor, parts, dst=1, group=group)
+        given = tensor.nbytes
+    assert counts()["frames"] == 1
+    assert sum(sent()) == (FRAME_HEAD + given) * (size - 1)
+
+
+@pytest.mark.ranks(2)
+def test_what_has_failed_is_not_counted() -> None:
+    """Of calls that differ nothing comes out."""
+    group = dist.new_group()
+    tensor = torch.ones(SMALL)
+    dist.all_reduce(tensor, group=group)
+    expect_error(lambda: dist.all_reduce(torch.ones(SMALL + dist.get_rank()), group=group))
+    dist.all_reduce(tensor, group=group)
+    seen = counts()
+    assert (seen["responses"], seen["tensors"]) == (2, 2)
+    assert seen["tensor_bytes"] == 2 * tensor.nbytes
+
+
+@pytest.mark.ranks(2)
+def test_what_was_sent_is_known_when_the_group_is_gone() -> None:
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(LARGE), group=group)
+    before = sent()
+    assert sum(before) >= 4 * LARGE
+    dist.destroy_process_group(group)
+    del group
+    gc.collect()
+    assert sent() == before
 
 
 def saved_by_int8() -> tuple[float, float]:
