@@ -140,6 +140,21 @@ void test_error_feedback() {
   REQUIRE(residuals.size() == 4);
   REQUIRE(recycled.size() <= 2);
 
+  // Tensors that are gone when the next step begins, each from another place.
+  ErrorFeedback forgetful;
+  {
+    std::vector<at::Tensor> gone;
+    for (int count = 0; count < 10; ++count) {
+      auto temporary = tensor(0);
+      temporary.inputs = {gone.emplace_back(at::empty({100}, at::kFloat))};
+      next(forgetful, temporary);
+    }
+  }
+  REQUIRE(forgetful.size() == 10);
+  next(forgetful, tensor(0));
+  next(forgetful, tensor(0));
+  REQUIRE(forgetful.size() == 2); // behind what is gone, and behind itself
+
   // In every order there is: a few for each, not one for each that it follows.
   const auto many = at::empty({40, 100}, at::kFloat);
   ErrorFeedback shuffled;

@@ -4,6 +4,7 @@
 
 #include "engine_tests.h"
 #include "frames_tests.h"
+#include "memory_tests.h"
 #include "messages_tests.h"
 #include "shm_tests.h"
 #include "simulation.h"
@@ -138,6 +139,9 @@ int main(int argc, char** argv) {
   test_thread_clock();
   test_window();
   test_ahead();
+  test_memory_in_use();
+  test_in_place(store);
+  test_most_under_way();
   test_burst(store);
   test_started_for_others(store);
   test_frame_steps();
