@@ -219,6 +219,43 @@ def test_a_segment_takes_no_memory_before_it_is_used(size: int) -> None:
         os.close(segment)
 
 
+def memory_of_segments() -> int:
+    """Bytes of them that this process has touched."""
+    touched, is_segment = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if not name.endswith(":"):
+            is_segment = "memfd:hvd-" in line
+        elif is_segment and name == "Rss:":
+            touched += int(values[0]) * 1024
+    return touched
+
+
+def taken_by_long_messages() -> int:
+    """Of a group's segments: by one of the user's, and by collectives that only move."""
+    rank, group = dist.get_rank(), dist.new_group()
+    tensor = torch.full((1 << 20,), float(rank))
+    dist.barrier(group=group)
+    before = memory_of_segments()
+    dist.send(tensor, 1, group=group) if rank == 0 else dist.recv(tensor, 0, group=group)
+    assert not tensor.any()
+    gathered = [torch.ones_like(tensor) for _ in range(2)]
+    dist.all_gather(gathered, tensor, group=group)
+    assert not torch.cat(gathered).any()
+    return memory_of_segments() - before
+
+
+@pytest.mark.parametrize("attach", ["0", "1"])
+def test_long_messages_are_read_where_they_are(attach: str) -> None:
+    """Where cross-memory attach is allowed: nothing of them is in the segments, but letters are."""
+    with RankPool(2, env={"HVD_TRANSPORT": "shm", "HVD_CMA": attach}) as pool:
+        taken = pool.run(taken_by_long_messages)
+    if attach == "1" and _shm.can_attach():
+        assert max(taken) <= 16 * PAGE, taken
+    else:
+        assert min(taken) >= 64 * PAGE, taken
+
+
 def complaint(*command: str) -> str:
     """Why a command cannot be run here; "" if it can."""
     if not shutil.which(command[0]):
