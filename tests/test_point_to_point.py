@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import rows
+from calls import SMALL, cpu_backend, expect_error
 from ranks import RankPool
 from rows import Row, filled
 
@@ -257,6 +259,39 @@ def sends_beside_who_is_late(count: int, messages: int) -> None:
     elif rank == 2:
         dist.recv(torch.zeros(300), 0)
         store.set(key, "")
+    dist.barrier()
+
+
+@pytest.mark.ranks(3)
+def test_messages_that_were_called_together() -> None:
+    """They have one work, which is done when the last of them is, and fails if one does."""
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    group, device = dist.new_group(), torch.device("cpu")
+    assert group is not None
+    if rank == 0:
+        received = torch.zeros(2, SMALL)
+        group._start_coalescing(device)
+        for peer in (1, 2):
+            dist.irecv(received[peer - 1], peer, group=group)
+        joint = group._end_coalescing(device)
+        text = expect_error(lambda: joint.wait(timedelta(seconds=0.3)))
+        assert "timed out waiting 300 ms for recv from rank 2" in text, text
+        assert not joint.is_completed()
+        store.set("first has come", "")
+        joint.wait()
+        assert joint.is_completed() and joint.is_success()
+        assert filled(received[0], 1) and filled(received[1], 2)
+
+        group._start_coalescing(device)
+        dist.irecv(received[0], 1, group=group)
+        joint = group._end_coalescing(device)
+        cpu_backend(group).abort()
+        expect_error(joint.wait)
+        assert joint.is_completed() and not joint.is_success()
+    else:
+        if rank == 2:
+            store.wait(["first has come"])
+        dist.send(torch.full((SMALL,), float(rank)), 0, group=group)
     dist.barrier()
 
 

@@ -76,6 +76,22 @@ def test_completion(start: Start, count: int) -> None:
         assert same_memory(work.result(), outputs)
 
 
+@pytest.mark.ranks(2)
+@small_and_large
+def test_result_before_the_end(count: int) -> None:
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.wait([f"asked for {count}"])
+    work = dist.all_reduce(torch.ones(count), async_op=True)
+    assert work is not None
+    if rank == 0:
+        with pytest.raises(RuntimeError, match=r"result\(\) of work that is not done; call wait"):
+            work.result()
+        store.set(f"asked for {count}", "")
+    work.wait()
+    assert filled(work.result()[0], 2)
+
+
 @every_start
 def test_wait_twice_and_drop(start: Start) -> None:
     work, _ = start(5)
