@@ -43,6 +43,20 @@ def broadcast_from(root: int, async_op: bool = False) -> Call:
     )
 
 
+def unlike_from_others(count: int) -> list[torch.Tensor]:
+    """A tensor of each rank, of this one shorter: so the ranks differ, but not in the sum."""
+    own = dist.get_rank()
+    return [torch.ones(count * (1 + (rank != own))) for rank in range(dist.get_world_size())]
+
+
+def gathered_unlike(group: dist.ProcessGroup | None, count: int) -> None:
+    dist.all_gather(unlike_from_others(count), torch.ones(count), group=group)
+
+
+def scattered_unlike(group: dist.ProcessGroup | None, count: int) -> None:
+    dist.reduce_scatter(torch.ones(count), unlike_from_others(count), group=group)
+
+
 # A call, and how the error's description of it begins; {n} is its element count.
 Described = tuple[Call, str]
 ALL_REDUCE: Described = (CALLS["all_reduce"], "all_reduce(float32[{n}], SUM)")
@@ -78,6 +92,8 @@ DIFFERENT: dict[str, tuple[Described, Described]] = {
         (broadcast_from(0), "broadcast(float32[{n}], root=0)"),
         (broadcast_from(1), "broadcast(float32[{n}], root=1)"),
     ),
+    "shapes-all-gather": ((gathered_unlike, "all_gather(float32[{2n}])"),) * 2,
+    "shapes-reduce-scatter": ((scattered_unlike, "reduce_scatter(float32["),) * 2,
 }
 
 

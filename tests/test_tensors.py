@@ -134,25 +134,36 @@ def sparse(rows: int, columns: int) -> Tensor:
     return torch.sparse_coo_tensor(torch.tensor([[0], [1]]), torch.ones(1), (rows, columns))
 
 
-def differs(shape: tuple[int, int], group: dist.ProcessGroup) -> None:
-    tensor = sparse(8, 4) if dist.get_rank() == 0 else sparse(*shape)
+OTHER_SHAPES: dict[str, Callable[[], Tensor]] = {
+    "4x8": lambda: sparse(4, 8),
+    "16x4": lambda: sparse(16, 4),
+    "8x4-of-rows": lambda: torch.sparse_coo_tensor(torch.tensor([[0]]), torch.ones(1, 4), (8, 4)),
+}
+
+
+def differs(shape: str, group: dist.ProcessGroup) -> None:
+    tensor = sparse(8, 4) if dist.get_rank() == 0 else OTHER_SHAPES[shape]()
     text = expect_error(lambda: dist.all_reduce(tensor, group=group))
     assert "all_reduce_sparse" in text
 
 
 def test_sparse_tensors_of_different_shapes() -> None:
-    groups = {shape: dist.new_group() for shape in ((4, 8), (16, 4))}
-    together({f"{shape}": partial(differs, shape, group) for shape, group in groups.items()})
+    groups = {shape: dist.new_group() for shape in OTHER_SHAPES}
+    together({shape: partial(differs, shape, group) for shape, group in groups.items()})
     check_group()
 
 
 def test_a_sparse_tensor_that_is_reduced_twice() -> None:
-    """The second is of what the first has made, though both were called at once."""
-    size = dist.get_world_size()
-    tensor = sparse(8, 4)
+    """The second is of what the first has made, though both were called at once. That has more
+    entries: those of all ranks.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    places = torch.tensor([[0, rank], [1, 2]])
+    tensor = torch.sparse_coo_tensor(places, torch.ones(2), (8, 4))
     for work in [dist.all_reduce(tensor, async_op=True) for _ in range(3)]:
         work.wait()
-    assert tensor.to_dense().sum() == size**3
+    assert tensor._nnz() == 1 + size
+    assert tensor.to_dense().sum() == 2 * size**3
 
 
 def test_coalescing_on_the_host() -> None:
