@@ -7,6 +7,7 @@ import os
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import torch_hvd
-from calls import LARGE, SMALL, check_group
+from calls import LARGE, SMALL, check_group, cpu_backend
 from ranks import RankPool, bare_store
 from rows import filled
 from torch_hvd import _nccl
@@ -72,6 +73,40 @@ def test_device_mesh() -> None:
         tensor = torch.full((LARGE,), float(rank))
         dist.all_reduce(tensor, group=group)
         assert filled(tensor, sum(expected))
+
+
+def split(whole: Any, ranks: list[int], name: str, seconds: int, options: Any = None) -> Any:
+    """Of a group, those ranks; null in others."""
+    timeout = timedelta(seconds=seconds)
+    return whole.split_group(ranks, timeout=timeout, opts=options, group_name=name, group_desc="")
+
+
+@pytest.mark.ranks(3)
+def test_a_part_of_a_part() -> None:
+    """Each has the name and the timeout that it was given, and knows its ranks in the job; what it
+    is not given it has from the whole, which stays as it was.
+    """
+    rank = dist.get_rank()
+    whole: Any = dist.new_group(pg_options=torch_hvd.Options(fusion_cutoff=12345))
+    gloo: Any = dist.ProcessGroupGloo
+    expected = [(whole, whole.group_name, [0, 1, 2], 1800, 12345)]
+    part = split(whole, [1, 2], "part", 15)
+    other = split(whole, [1, 2], "other", 16, gloo._Options())
+    if rank > 0:
+        expected += [(part, "part", [1, 2], 15, 12345), (other, "other", [1, 2], 16, 12345)]
+        single = split(part, [1], "single", 14, torch_hvd.Options(fusion_cutoff=777))
+        expected += [(single, "single", [2], 14, 777)] if rank == 2 else []
+    for group, name, ranks, seconds, cutoff in expected:
+        options = cpu_backend(group).options
+        assert options.group_name == name
+        assert options.global_ranks_in_group == ranks
+        assert options._timeout == timedelta(seconds=seconds)
+        assert options.fusion_cutoff == cutoff
+        tensor = torch.full((SMALL,), float(rank))
+        group.allreduce([tensor]).wait()
+        assert filled(tensor, sum(ranks))
+        if group is not whole:
+            cpu_backend(group).shutdown()
 
 
 @pytest.mark.ranks(2, by_name=[2])
