@@ -1,15 +1,21 @@
 #include "unit_tests.h"
 
 #include "codec/choice.h"
+#include "collectives/running.h"
 #include "engine/error_feedback.h"
+#include "memory_transport.h"
 #include "require.h"
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 
+#include <memory>
 #include <set>
 #include <thread>
+#include <vector>
 
 namespace hvd::model {
 
@@ -167,6 +173,48 @@ void test_error_feedback() {
     }
   }
   REQUIRE(shuffled.size() <= 4 * 40);
+}
+
+void test_window_of_encoded() {
+  constexpr int kRanks = 2;
+  constexpr int64_t kSegments = 32;
+  constexpr int64_t kElements = 256 * 1024; // of a segment
+  // Of 8 segments and the one after them, each rank's contribution and sum,
+  // sent and to be received.
+  constexpr size_t kMostWaiting = kRanks * 9 * 4;
+  const auto network = std::make_shared<Network>(kRanks, 0, 0);
+  struct Rank {
+    Rank(const std::shared_ptr<Network>& network, int number)
+        : transport(network, number),
+          tensor(
+              at::full(
+                  {kRanks * kSegments * kElements},
+                  number + 1.0F,
+                  at::kHalf)) {
+      collective.signature = gradient(tensor.numel(), at::kHalf);
+      collective.signature.codec = {Compression::Fp16};
+      collective.inputs = collective.outputs = {tensor};
+      running = start(collective, transport);
+    }
+
+    void finish() {
+      const auto deadline = Clock::now() + std::chrono::minutes(1);
+      running->advance(deadline);
+      running->finish(deadline);
+      REQUIRE(tensor.equal(at::full_like(tensor, 3.0F)));
+    }
+
+    MemoryTransport transport;
+    at::Tensor tensor;
+    Collective collective;
+    RunningPtr running;
+  };
+  Rank one(network, 0); // which starts before the other is there
+  Rank other(network, 1);
+  std::thread first([&] { one.finish(); });
+  other.finish();
+  first.join();
+  REQUIRE(network->most_waiting() <= kMostWaiting);
 }
 
 } // namespace hvd::model

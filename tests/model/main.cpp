@@ -138,6 +138,7 @@ int main(int argc, char** argv) {
   test_error_feedback();
   test_thread_clock();
   test_window();
+  test_window_of_encoded();
   test_ahead();
   test_memory_in_use();
   test_in_place(store);

@@ -22,6 +22,9 @@ void test_error_feedback();
 /// However many segments an all_reduce has, few are on the way.
 void test_window();
 
+/// The same of one whose numbers are encoded.
+void test_window_of_encoded();
+
 /// Large collectives that every rank has ready advance before the first of them
 /// is finished.
 void test_ahead();
