@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from calls import cpu_backend
+
 pytestmark = pytest.mark.ranks(2, 3)
 
 
@@ -119,3 +121,51 @@ def test_monitored_barrier_names_the_missing(wait_all_ranks: bool) -> None:
         assert f"hvd: {named} failed to pass monitoredBarrier in 1000 ms" in text, text
     else:
         time.sleep(1.5)
+
+
+@pytest.mark.ranks(3)
+def test_monitored_barrier_tells_all_who_come_whom_it_has_missed() -> None:
+    """Who waits there, and whoever comes when it is over."""
+    rank = dist.get_rank()
+    group: Any = dist.new_group()
+    if rank == 2:
+        dist.barrier()
+    with pytest.raises(dist.DistBackendError) as caught:
+        group.monitored_barrier(timedelta(seconds=1))
+    text = str(caught.value)
+    if rank == 0:
+        assert "hvd: Rank 2 failed to pass monitoredBarrier in 1000 ms" in text, text
+    else:
+        came = f"hvd: Rank {rank} successfully reached monitoredBarrier, but received errors while"
+        assert text.startswith(came) and "from rank 0: it missed rank 2" in text, text
+    if rank < 2:
+        dist.barrier()
+
+
+def test_monitored_barrier_that_does_not_wait() -> None:
+    """Its error blames no rank that had no time to come."""
+    group: Any = dist.new_group()
+    if dist.get_rank() == 0:
+        with pytest.raises(dist.DistBackendError) as caught:
+            group.monitored_barrier(timedelta(0))
+        said = "hvd: Rank 0 timed out in monitoredBarrier after 0 ms, waiting for rank 1"
+        assert said in str(caught.value)
+    dist.barrier()
+
+
+def test_monitored_barrier_takes_the_timeout_of_its_group() -> None:
+    group: Any = dist.new_group()
+    group.set_timeout(timedelta(seconds=0.5))
+    if dist.get_rank() == 0:
+        with pytest.raises(dist.DistBackendError, match="in 500 ms"):
+            group.monitored_barrier()
+    dist.barrier()
+
+
+def test_monitored_barrier_of_a_group_that_is_shut_down() -> None:
+    """Says so at once: nobody could come."""
+    group: Any = dist.new_group()
+    cpu_backend(group).shutdown()
+    with pytest.raises(RuntimeError, match=r"monitored_barrier: process group .* has been shut"):
+        group.monitored_barrier(timedelta(seconds=10))
+    dist.barrier()
