@@ -10,6 +10,7 @@ import functools
 import os
 import signal
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -103,6 +104,28 @@ def fed_back(steps: int) -> None:
     assert errors[-1] < 1.5 * errors[0] / steps, errors
 
 
+def dropped_with_what_was_not_finite(place: int) -> None:
+    """What was lost of a step is, wherever in a tensor of several pieces its sum was infinite."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    count = 3 * MB + 17
+    options: dict[str, Any] = {"compression": "int8", "compression_min_bytes": 0}
+    groups = [
+        dist.new_group(pg_options=torch_hvd.Options(**options, error_feedback=on))
+        for on in (False, True)
+    ]
+    tensors = [torch.empty(count) for _ in groups]
+    had_feedback = []
+    for step in range(5):
+        for group, tensor in zip(groups, tensors, strict=True):
+            tensor.copy_(noise(10 * step + rank, count))
+            if step == 2 and rank == size - 1:
+                tensor[place] = torch.inf
+            dist.all_reduce(tensor, group=group)
+        had_feedback.append(not torch.equal(*tensors))
+    # In the second step it was not known yet what the tensor comes after.
+    assert had_feedback == [False, False, True, False, True], place
+
+
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 def complex_sums() -> None:
     """torch passes complex tensors on as real ones, unless it is asked for a group's own call."""
@@ -129,6 +152,12 @@ def test_layout(hosts: str) -> None:
         pool.run(complex_sums)
         pool.run(compressed_sums)
         pool.run(fed_back, 8)
+
+
+@pytest.mark.parametrize("place", [17, 3 * MB + 16])
+def test_feedback_after_a_sum_that_is_not_finite(place: int) -> None:
+    with RankPool(4, hosts="aabb") as pool:
+        pool.run(dropped_with_what_was_not_finite, place)
 
 
 @pytest.mark.parametrize("hosts", ["abab", "aab"])
