@@ -174,6 +174,20 @@ def test_not_finite(dtype: torch.dtype, count: int, bad: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", rows.FLOATS, ids=rows.name)
+@pytest.mark.parametrize("count", [5, 100_003])
+@pytest.mark.parametrize("op", ["MIN", "MAX"])
+def test_not_a_number_is_no_extreme(dtype: torch.dtype, count: int, op: str) -> None:
+    """It wins, whichever rank has it, as in torch.minimum and torch.maximum."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tensor = torch.full((count,), rank, dtype=dtype)
+    tensor[rank] = float("nan")
+    dist.all_reduce(tensor, op=rows.reduce_op(op))
+    expected = torch.full((count,), 0 if op == "MIN" else size - 1, dtype=dtype)
+    expected[:size] = float("nan")
+    torch.testing.assert_close(tensor, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", rows.FLOATS, ids=rows.name)
 def test_premul_by_tensor(dtype: torch.dtype) -> None:
     """PREMUL_SUM takes its factor from a one-element tensor too."""
     tensor = torch.arange(6).to(dtype)
