@@ -60,6 +60,38 @@ def test_stall_report(count: int) -> None:
         pool.run(late, count)
 
 
+def first_call_is_late() -> None:
+    """Rank 1 has told nobody of anything yet."""
+    group = dist.new_group()
+    with captured_stderr() as lines:
+        if dist.get_rank() == 1:
+            time.sleep(2.5)
+        dist.barrier(group=group)
+    said = [line for line in lines if "has been waiting" in line]
+    if dist.get_rank() == 0:
+        assert said and said[-1].endswith("Missing: rank 1, of which nothing is known"), lines
+
+
+def test_stall_report_of_who_has_called_nothing() -> None:
+    with RankPool(2, env=REPORTS) as pool:
+        pool.run(first_call_is_late)
+
+
+def late_without_a_word() -> None:
+    group = dist.new_group()
+    with captured_stderr() as lines:
+        if dist.get_rank() == 1:
+            time.sleep(2.5)
+        dist.all_reduce(torch.ones(SMALL), group=group)
+    assert not [line for line in lines if "has been waiting" in line], lines
+
+
+def test_no_stall_report() -> None:
+    """A check time of 0 is never, not always."""
+    with RankPool(2, env={**REPORTS, "HVD_STALL_CHECK_TIME": "0"}) as pool:
+        pool.run(late_without_a_word)
+
+
 def never_comes() -> None:
     group = dist.new_group(timeout=timedelta(seconds=60))
     dist.all_reduce(torch.ones(SMALL), group=group)
