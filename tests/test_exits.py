@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,19 @@ def test_end_of_program(end: str) -> None:
         if not code:
             assert ended.stdout == "end\n"
             assert "terminate" not in ended.stderr and "Traceback" not in ended.stderr, ended.stderr
+
+
+def test_what_is_under_way_at_the_end_is_finished(tmp_path: Path) -> None:
+    """Before the statistics are written, which count it."""
+    script = """
+        time.sleep(rank)
+        works = [dist.all_reduce(torch.ones(n), async_op=True) for n in (4, 300000)]
+    """
+    for ended in launch(script, size=2, env={"HVD_STATS": str(tmp_path)}):
+        assert ended.returncode == 0, ended.stderr
+    for rank in range(2):
+        (group,) = json.loads((tmp_path / f"rank-{rank}.stats.json").read_text())["groups"]
+        assert group["tensors"] == 2
 
 
 AT_EXIT = """

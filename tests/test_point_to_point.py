@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch.distributed as dist
 
 import rows
 from calls import SMALL, cpu_backend, expect_error
+from footprint import settled
 from ranks import RankPool
 from rows import Row, filled
 
@@ -292,6 +295,30 @@ def test_messages_that_were_called_together() -> None:
         if rank == 2:
             store.wait(["first has come"])
         dist.send(torch.full((SMALL,), float(rank)), 0, group=group)
+    dist.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_sends_dropped_at_once_leave_no_threads() -> None:
+    """Each has one; when that has ended, its stack is there until the next such send joins it."""
+    rank, sends = dist.get_rank(), 200
+
+    def threads() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    def drop(count: int) -> None:
+        for _ in range(count):
+            dist.isend(torch.ones(SMALL), 1) if rank == 0 else dist.recv(torch.ones(SMALL), 0)
+
+    drop(1)
+    most = threads() + 5
+    mappings = []
+    for turn in range(2):
+        drop(turn * sends)
+        settled(lambda: threads() <= most, lambda: f"{threads()} threads")
+        drop(1)
+        mappings.append(Path("/proc/self/maps").read_text().count("\n"))
+    assert mappings[1] - mappings[0] < sends / 2, mappings
     dist.barrier()
 
 

@@ -170,6 +170,15 @@ def test_send_dropped_at_once_still_arrives(count: int) -> None:
     dist.barrier()
 
 
+@pytest.mark.ranks(1)
+@small_and_large
+def test_alone_all_is_done_at_once(count: int) -> None:
+    """There is nobody to wait for, so no other thread is asked."""
+    work = dist.all_reduce(torch.ones(count), async_op=True)
+    assert work is not None
+    assert work.is_completed()
+
+
 @pytest.mark.ranks(2, 3)
 def test_futures_dropped_at_once_beside_messages() -> None:
     """Their tensors are freed by whoever completes them, which takes the GIL, as messages do."""
