@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_hvd
-from calls import LARGE, SMALL, cpu_backend, environment, expect_error
+from calls import CALLS, LARGE, SMALL, Call, cpu_backend, environment, expect_error
 from ranks import RankPool
 
 FRAME_HEAD = 16 + 64  # its length, and what the ranks agree by
@@ -241,6 +241,40 @@ def test_a_burst_takes_few_frames() -> None:
 @pytest.mark.ranks(2, 3)
 def test_a_burst_in_one_call_takes_four_frames_at_most() -> None:
     assert max(frames_of_bursts(in_one_call)) <= 4
+
+
+def uneven_all_to_all(group: dist.ProcessGroup | None, count: int) -> None:
+    """Rank r gives each r + 1 pieces."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    expects = [count * (peer + 1) for peer in range(size)]
+    dist.all_to_all_single(
+        *(torch.empty(sum(expects)), torch.ones(count * size * (rank + 1))),
+        *(expects, [count * (rank + 1)] * size),
+        group=group,
+    )
+
+
+# How many elements count, of so many in each piece, for a rank in a group.
+VERBS: dict[str, tuple[Call, Callable[[int, int, int], int]]] = {
+    "reduce": (CALLS["reduce"], lambda count, rank, size: count),
+    "broadcast": (CALLS["broadcast"], lambda count, rank, size: count),
+    "all_gather": (CALLS["all_gather"], lambda count, rank, size: count),
+    "reduce_scatter": (CALLS["reduce_scatter"], lambda count, rank, size: count * size),
+    "all_to_all": (CALLS["all_to_all"], lambda count, rank, size: count * size),
+    "barrier": (CALLS["barrier"], lambda count, rank, size: 0),
+    "uneven": (uneven_all_to_all, lambda count, rank, size: count * size * (rank + 1)),
+}
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("verb", VERBS)
+def test_tensor_bytes(verb: str) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    call, elements = VERBS[verb]
+    for count in (SMALL, LARGE):
+        group = dist.new_group()
+        call(group, count)
+        assert counts()["tensor_bytes"] == 4 * elements(count, rank, size)
 
 
 @pytest.mark.ranks(2)
