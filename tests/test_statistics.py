@@ -178,6 +178,23 @@ def test_waiting_for_futures(pool: RankPool) -> None:
     assert late <= 0.3 * STEPS * LATE_S
 
 
+def waited_for_a_message() -> tuple[float, float]:
+    group = dist.new_group()
+    if dist.get_rank() == 1:
+        time.sleep(0.5)
+        dist.send(torch.ones(SMALL), 0, group=group)
+    else:
+        dist.recv(torch.ones(SMALL), 1, group=group)
+    seen = counts()
+    return seen["waiting"], seen["elapsed"]
+
+
+@pytest.mark.ranks(2)
+def test_waiting_for_a_message(pool: RankPool) -> None:
+    (waiting, elapsed), _ = pool.run(waited_for_a_message)
+    assert 0.4 <= waiting <= elapsed
+
+
 def waited_by_threads() -> tuple[float, float]:
     group = dist.new_group()
     if dist.get_rank() == 1:

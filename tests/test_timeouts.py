@@ -114,6 +114,20 @@ def test_wait_for_a_message_that_comes_later(count: int, polls: bool) -> None:
     dist.barrier(group=group)
 
 
+@pytest.mark.ranks(3)
+def test_a_message_that_does_not_come_names_who_could_have_sent_it() -> None:
+    senders: dict[int | None, str] = {2: "rank 2", None: "ranks 1-2"}
+    groups = {sender: dist.new_group(timeout=SHORT) for sender in senders}
+
+    def fails(sender: int | None) -> None:
+        text = expect_timeout("recv", lambda: dist.recv(torch.ones(3), sender, groups[sender]))
+        assert f"Timed out waiting for {senders[sender]}." in text, text
+
+    if dist.get_rank() == 0:
+        together({f"{sender}": partial(fails, sender) for sender in senders})
+    dist.barrier()
+
+
 def test_timeouts_of_centuries() -> None:
     """They end no earlier than the clock does."""
     ages = timedelta(days=200_000)
@@ -169,10 +183,27 @@ def test_others_hear_of_it() -> None:
     dist.barrier()
 
 
+@pytest.mark.ranks(3)
+def test_who_comes_late_hears_who_has_timed_out() -> None:
+    """Not of a rank that has only given up because of that."""
+    rank, group = dist.get_rank(), dist.new_group()
+    assert group is not None
+    if rank == 0:
+        expect_timeout("all_reduce", partial(with_options, group, SMALL))
+    if rank == 2:
+        dist.barrier()
+    if rank > 0:
+        text = expect_error(lambda: dist.all_reduce(torch.ones(SMALL), group=group))
+        assert "rank 0 timed out and gave up" in text, text
+    if rank < 2:
+        dist.barrier()
+
+
 def timed_out_group() -> None:
     group = dist.new_group(timeout=SHORT)
     if dist.get_rank() == 0:
-        expect_timeout("all_reduce", lambda: dist.all_reduce(torch.ones(3), group=group))
+        text = expect_timeout("all_reduce", lambda: dist.all_reduce(torch.ones(3), group=group))
+        assert "timed out after 1000 ms" in text, text
         for _ in range(2):
             begun = time.monotonic()
             with pytest.raises(dist.DistBackendError):
