@@ -135,6 +135,30 @@ void Arguments::set_root(Collective& collective, int64_t root) const {
   collective.signature.root = static_cast<int32_t>(root);
 }
 
+void Arguments::check_on_root(
+    Verb verb,
+    const char* what,
+    size_t count,
+    int64_t root) const {
+  if (rank_ == root) {
+    check_count(verb, what, count, size_);
+    return;
+  }
+  TORCH_CHECK(
+      count == 0,
+      "hvd: ",
+      name(verb),
+      ": ",
+      count,
+      " ",
+      what,
+      " on rank ",
+      rank_,
+      "; only the root, rank ",
+      root,
+      ", has any");
+}
+
 Collective Arguments::allreduce(
     const at::Tensor& tensor,
     const c10d::ReduceOp& op) const {
@@ -234,12 +258,7 @@ Collective Arguments::gather(
   auto collective = make(Verb::Gather, input, input.numel());
   check_dense(name(Verb::Gather), input);
   set_root(collective, root);
-  check_count(
-      Verb::Gather,
-      rank_ == root ? "output tensors on the root"
-                    : "output tensors off the root",
-      outputs.size(),
-      rank_ == root ? size_ : 0);
+  check_on_root(Verb::Gather, "output tensors", outputs.size(), root);
   for (const auto& output : outputs) {
     check_dtype(Verb::Gather, output, input);
     check_numel(Verb::Gather, "an output", output, input.numel());
@@ -257,12 +276,7 @@ Collective Arguments::scatter(
   auto collective = make(Verb::Scatter, output, output.numel() * size_);
   check_dense(name(Verb::Scatter), output);
   set_root(collective, root);
-  check_count(
-      Verb::Scatter,
-      rank_ == root ? "input tensors on the root"
-                    : "input tensors off the root",
-      inputs.size(),
-      rank_ == root ? size_ : 0);
+  check_on_root(Verb::Scatter, "input tensors", inputs.size(), root);
   for (const auto& input : inputs) {
     check_dtype(Verb::Scatter, input, output);
     check_numel(Verb::Scatter, "an input", input, output.numel());

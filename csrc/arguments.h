@@ -102,6 +102,9 @@ class Arguments {
       const c10d::ReduceOp& op) const;
   bool in_reach_of_messages(const at::Tensor& tensor) const;
   void set_root(Collective& collective, int64_t root) const;
+  /// Of a list that only the root has: one tensor for each rank.
+  void check_on_root(Verb verb, const char* what, size_t count, int64_t root)
+      const;
 
   const Engine& engine_;
   const int rank_;

@@ -96,11 +96,11 @@ WRONG: dict[str, tuple[Call, str]] = {
     ),
     "gather-count": (
         lambda: dist.gather(whole(4), of(4, 4)),
-        "gather: 2 output tensors on the root in a group of 3 ranks; there must be one per rank",
+        "gather: 2 output tensors in a group of 3 ranks; there must be one per rank",
     ),
     "gather-off-the-root": (
         gathered_off_the_root,
-        "gather: 3 output tensors off the root in a group of 0 ranks",
+        "gather: 3 output tensors on rank 0; only the root, rank 1, has any",
     ),
     "gather-size": (
         lambda: dist.gather(whole(4), of(4, 4, 3)),
@@ -108,11 +108,11 @@ WRONG: dict[str, tuple[Call, str]] = {
     ),
     "scatter-count": (
         lambda: dist.scatter(whole(4), of(4, 4)),
-        "scatter: 2 input tensors on the root in a group of 3 ranks; there must be one per rank",
+        "scatter: 2 input tensors in a group of 3 ranks; there must be one per rank",
     ),
     "scatter-off-the-root": (
         scattered_off_the_root,
-        "scatter: 3 input tensors off the root in a group of 0 ranks",
+        "scatter: 3 input tensors on rank 0; only the root, rank 1, has any",
     ),
     "scatter-size": (
         lambda: dist.scatter(whole(4), of(4, 4, 3)),
