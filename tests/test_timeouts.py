@@ -128,6 +128,21 @@ def test_a_message_that_does_not_come_names_who_could_have_sent_it() -> None:
     dist.barrier()
 
 
+@pytest.mark.ranks(3)
+def test_a_send_that_nobody_waits_for_fails_its_group() -> None:
+    """Dropped at once, it is as long under way as any other."""
+    group = dist.new_group(timeout=SHORT)
+    if dist.get_rank() == 0:
+        dist.isend(torch.ones(LARGE), 1, group=group)
+        end = time.monotonic() + 8
+        with pytest.raises(dist.DistBackendError) as caught:
+            while time.monotonic() < end:
+                dist.send(torch.ones(1), 1, group=group, tag=1)  # which leaves at once
+                time.sleep(0.02)
+        assert "hvd: send to rank 1 failed on rank 0: " in str(caught.value)
+    dist.barrier()
+
+
 def test_timeouts_of_centuries() -> None:
     """They end no earlier than the clock does."""
     ages = timedelta(days=200_000)
