@@ -156,6 +156,28 @@ def collective_waits_for_a_message() -> None:
         assert "rank 1 called barrier() as number 0 last, waiting for recv from rank 0" in said[-1]
 
 
+def sender_has_nothing_to_do() -> None:
+    """Rank 1 has told so when rank 0 reports that it waits."""
+    rank = dist.get_rank()
+    group = dist.new_group()
+    dist.barrier(group=group)
+    with captured_stderr() as lines:
+        if rank == 1:
+            time.sleep(2.5)
+            dist.send(torch.ones(SMALL), dst=0, group=group)
+        else:
+            dist.recv(torch.ones(SMALL), src=1, group=group)
+    said = [line for line in lines if "has been waiting" in line]
+    if rank == 0:
+        assert said, lines
+        assert "rank 1 called barrier() as number 0 last, waiting for nothing" in said[-1], said
+
+
+def test_stall_report_of_a_message_that_nobody_sends() -> None:
+    with RankPool(2, env=REPORTS) as pool:
+        pool.run(sender_has_nothing_to_do)
+
+
 def test_stall_report_of_a_message() -> None:
     with RankPool(3, env=REPORTS) as pool:
         pool.run(message_comes_late)
