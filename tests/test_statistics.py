@@ -69,6 +69,17 @@ def test_what_is_longer_than_the_cutoff_takes_no_frame() -> None:
         assert seen["fusion_buffer_bytes"] == 0, "what is alone is not packed"
 
 
+@pytest.mark.ranks(2, 8, transports=["shm"])
+def test_the_longest_frame() -> None:
+    """Of many ranks it is shorter, for each sends it to all others."""
+    longest = min(64, 256 // dist.get_world_size()) * 1024
+    group = dist.new_group()
+    for nbytes in (longest, longest + 4):
+        dist.broadcast(torch.ones(nbytes // 4), src=0, group=group)
+        assert counts()["frames"] == 1
+    assert counts()["responses"] == 2
+
+
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("verb", ["broadcast", "scatter", "gather"])
 def test_who_gives_nothing_sends_no_more_than_the_head_of_a_frame(verb: str) -> None:
