@@ -2,7 +2,6 @@
 
 #include "common/clock.h"
 #include "common/rank_names.h"
-#include "engine/store_connection.h"
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -78,6 +77,35 @@ std::string last_called(const Witness::Place& place) {
   return place.signature.describe() + " as number " + std::to_string(place.seq);
 }
 
+/// By the rank whose key it is. In one request: where there are many ranks, all
+/// of them ask at once.
+std::vector<std::optional<Witness::Place>> read_places(
+    c10d::Store& store,
+    const std::vector<std::string>& keys) {
+  std::vector<size_t> ranks(keys.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  if (!store.check(keys)) { // some have not made the group yet
+    std::erase_if(
+        ranks, [&](size_t rank) { return !store.check({keys[rank]}); });
+  }
+  std::vector<std::string> present;
+  for (const size_t rank : ranks) {
+    present.push_back(keys[rank]);
+  }
+  const auto words = store.multiGet(present);
+  std::vector<std::optional<Witness::Place>> places(keys.size());
+  for (size_t i = 0; i < words.size(); ++i) {
+    places[ranks[i]] = decode(words[i]);
+  }
+  return places;
+}
+
+c10::intrusive_ptr<c10d::Store> without_prefixes(
+    const c10::intrusive_ptr<c10d::Store>& store) {
+  auto* const prefix = dynamic_cast<c10d::PrefixStore*>(store.get());
+  return prefix != nullptr ? prefix->getUnderlyingNonPrefixStore() : store;
+}
+
 std::vector<uint8_t> random_name() {
   std::random_device random;
   std::ostringstream out;
@@ -94,80 +122,47 @@ Witness::Splits Witness::Splits::of(const Collective& all_to_all) {
 }
 
 Witness::Witness(
-    c10::intrusive_ptr<c10d::Store> store,
+    const c10::intrusive_ptr<c10d::Store>& store,
     int rank,
     int size,
     std::string group)
-    : group_store_(std::move(store)),
-      rank_(rank),
-      size_(size),
-      group_(std::move(group)) {
+    : rank_(rank), size_(size), group_(std::move(group)) {
   // The ranks agree on a name under which the bare store knows this group.
-  const auto name = group_store_->compareSet("name", {}, random_name());
+  const auto name = store->compareSet("name", {}, random_name());
   name_.assign(name.begin(), name.end());
-  bare_store()->set(key(rank_), kNoWord);
+  const auto bare = without_prefixes(store);
+  bare->set(key(rank_), kNoWord);
+  connection_ = second_connection(bare);
 }
 
 std::string Witness::key(int rank) const {
   return "hvd/place/" + name_ + '/' + std::to_string(rank);
 }
 
-c10::intrusive_ptr<c10d::Store> Witness::bare_store() const {
-  auto* const prefix = dynamic_cast<c10d::PrefixStore*>(group_store_.get());
-  return prefix != nullptr ? prefix->getUnderlyingNonPrefixStore()
-                           : group_store_;
-}
-
-c10d::Store& Witness::store() {
-  if (!own_store_) {
-    own_store_ = second_connection(bare_store());
-  }
-  return *own_store_;
-}
-
 void Witness::tell(const Place& place) {
   told_ = place;
-  answers_ = false;
-  try {
-    store().set(key(rank_), encode(place));
-    answers_ = true;
-  } catch (const std::exception&) {
-  }
+  answers_ =
+      connection_->run([key = key(rank_), word = encode(place)](
+                           c10d::Store& store) { store.set(key, word); });
 }
 
 std::vector<std::optional<Witness::Place>> Witness::heard() {
   std::vector<std::optional<Place>> places(size_);
   if (answers_) {
-    try {
-      places = read();
-    } catch (const std::exception&) {
-      answers_ = false;
+    std::vector<std::string> keys;
+    for (int rank = 0; rank < size_; ++rank) {
+      keys.push_back(key(rank));
+    }
+    const auto read = std::make_shared<decltype(places)>();
+    answers_ =
+        connection_->run([keys = std::move(keys), read](c10d::Store& store) {
+          *read = read_places(store, keys);
+        });
+    if (answers_) {
+      places = std::move(*read);
     }
   }
   places[rank_] = told_;
-  return places;
-}
-
-// In one request: where there are many ranks, all of them ask at once.
-std::vector<std::optional<Witness::Place>> Witness::read() {
-  std::vector<int> ranks(size_);
-  std::iota(ranks.begin(), ranks.end(), 0);
-  const auto keys = [&] {
-    std::vector<std::string> all;
-    for (const int rank : ranks) {
-      all.push_back(key(rank));
-    }
-    return all;
-  };
-  if (!store().check(keys())) { // some have not made the group yet
-    std::erase_if(
-        ranks, [this](int rank) { return !store().check({key(rank)}); });
-  }
-  const auto words = store().multiGet(keys());
-  std::vector<std::optional<Place>> places(size_);
-  for (size_t i = 0; i < words.size(); ++i) {
-    places[ranks[i]] = decode(words[i]);
-  }
   return places;
 }
 

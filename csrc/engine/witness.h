@@ -4,6 +4,7 @@
 
 #include "common/collective.h"
 #include "common/message_call.h"
+#include "engine/store_connection.h"
 
 #include <chrono>
 #include <functional>
@@ -18,12 +19,13 @@ namespace hvd {
 /// is wrong: where each one is. Costs nothing while all is well.
 ///
 /// Threads: one at a time. Store errors are swallowed: the store's host may be
-/// what has died. No call waits longer than seconds for it.
+/// what has died. No call waits longer than seconds for it, but for the
+/// constructor, which waits and throws as the store does.
 class Witness {
  public:
   /// `store`: keys are this group's own. `group`: for messages.
   Witness(
-      c10::intrusive_ptr<c10d::Store> store,
+      const c10::intrusive_ptr<c10d::Store>& store,
       int rank,
       int size,
       std::string group);
@@ -95,14 +97,9 @@ class Witness {
 
  private:
   std::string key(int rank) const;
-  /// The one below the group's prefixes.
-  c10::intrusive_ptr<c10d::Store> bare_store() const;
-  c10d::Store& store();
-  std::vector<std::optional<Place>> read();
 
-  c10::intrusive_ptr<c10d::Store> group_store_;
-  std::shared_ptr<c10d::Store> own_store_; ///< bare, by another connection
-  std::string name_; ///< the group's, in own_store_
+  std::shared_ptr<StoreConnection> connection_; ///< below all prefixes
+  std::string name_; ///< the group's, in that store
   std::optional<Place> told_;
   bool answers_ = true; ///< the store, when last used
   int rank_;
