@@ -155,6 +155,29 @@ def test_recv_from_any_source_after_its_message_has_come(count: int) -> None:
             work.wait()
 
 
+# To MPI the messages of two ranks have no order, and Gloo sends none before its receive.
+@pytest.mark.ranks(3, 4, hosts=[4], rails=[3])
+@pytest.mark.parametrize("count", [1, 5_000, 30_000, 300_000])
+def test_recv_from_any_source_takes_what_came_first(count: int) -> None:
+    rank, size, _, _ = ring()
+    dist.barrier()
+    works = []
+    for sender in range(size - 1, 0, -1):
+        if rank == sender:
+            works += [dist.isend(torch.full((count,), sender), dst=0) for _ in range(2)]
+        dist.barrier()
+        if rank == 0:
+            time.sleep(0.1)  # between hosts it may take another way than the barrier
+        dist.barrier()  # rank 0 has come out of the first one
+    if rank == 0:
+        received = torch.zeros(count, dtype=torch.int64)
+        sources = [dist.recv(received) for _ in range(2 * (size - 1))]
+        assert sources == [sender for sender in range(size - 1, 0, -1) for _ in range(2)]
+    for work in works:
+        assert work is not None
+        work.wait()
+
+
 # Gloo looks for a receive from that rank before one from any.
 @pytest.mark.ranks(2, 3, transports=["tcp", "shm", "mpi"], hosts=[4], mpi_hosts=[3], rails=[3])
 @pytest.mark.parametrize("count", [1, 30_000])

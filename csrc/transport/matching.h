@@ -34,6 +34,11 @@ struct MatchedReceive {
   bool done = false;
   std::string error; ///< empty if all is well
 
+  /// Whether a message of that rank may be for this.
+  bool fits(int source, const Key& its_key) const {
+    return (peer == source || peer == kAny) && key == its_key;
+  }
+
   /// A message of so many bytes is for this.
   void assign(int source, int64_t bytes);
 

@@ -10,11 +10,6 @@ namespace hvd::shm {
 
 namespace {
 
-bool fits(const Receive& receive, int source, const Letter& letter) {
-  return (receive.peer == source || receive.peer == Receive::kAny) &&
-      receive.key == letter.key;
-}
-
 bool is_first(const Letter& letter) {
   return letter.id == letter.message;
 }
@@ -27,7 +22,7 @@ bool is_whole(const Letter& letter) {
 
 std::vector<uint32_t> Mailbox::post(const ReceivePtr& receive) {
   const auto here = std::ranges::find_if(unclaimed_, [&](const auto& one) {
-    return fits(*receive, one.source, one.first);
+    return receive->fits(one.source, one.first.key);
   });
   if (here == unclaimed_.end()) {
     posted_.push_back(receive);
@@ -54,7 +49,7 @@ void Mailbox::deliver(int source, const Letter& letter) {
     return;
   }
   const auto awaited = std::ranges::find_if(posted_, [&](const auto& receive) {
-    return fits(*receive, source, letter);
+    return receive->fits(source, letter.key);
   });
   if (awaited == posted_.end()) {
     unclaimed_.push_back({source, letter, nullptr});

@@ -16,7 +16,7 @@ auto find(Queue& posted, const Key& key) {
 
 } // namespace
 
-Mailbox::Mailbox(int size) : posted_(size), asked_(size), unclaimed_(size) {}
+Mailbox::Mailbox(int size) : posted_(size), asked_(size) {}
 
 std::optional<int> Mailbox::post(const ReceivePtr& receive) {
   receive->place = posts_++;
@@ -26,35 +26,29 @@ std::optional<int> Mailbox::post(const ReceivePtr& receive) {
     ask(receive->peer, receive);
     return receive->peer;
   }
-  const bool any = receive->peer == Receive::kAny;
-  const int first = any ? 0 : receive->peer;
-  const int last = any ? static_cast<int>(unclaimed_.size()) - 1 : first;
-  for (int source = first; source <= last; ++source) {
-    auto& here = unclaimed_[source];
-    const auto found = std::ranges::find_if(here, [&](const Unclaimed& one) {
-      return one.header.key == receive->key;
-    });
-    if (found == here.end()) {
-      continue;
-    }
-    const auto [header, kept] = *found;
-    here.erase(found);
-    receive->assign(source, header.bytes);
-    if (!kept) {
-      ask(source, receive);
-      return source;
-    }
-    kept->leave_to(receive);
+  const auto here = std::ranges::find_if(unclaimed_, [&](const auto& one) {
+    return receive->fits(one.source, one.header.key);
+  });
+  if (here == unclaimed_.end()) {
+    const bool any = receive->peer == Receive::kAny;
+    (any ? posted_for_any_ : posted_[receive->peer]).push_back(receive);
     return {};
   }
-  (any ? posted_for_any_ : posted_[receive->peer]).push_back(receive);
+  const auto [source, header, kept] = *here;
+  unclaimed_.erase(here);
+  receive->assign(source, header.bytes);
+  if (!kept) {
+    ask(source, receive);
+    return source;
+  }
+  kept->leave_to(receive);
   return {};
 }
 
 ReceivePtr Mailbox::offer(int source, const Header& header) {
   auto receive = take_posted(source, header.key);
   if (!receive) {
-    unclaimed_[source].push_back({header, nullptr});
+    unclaimed_.push_back({source, header, nullptr});
     return nullptr;
   }
   receive->assign(source, header.bytes);
@@ -72,7 +66,7 @@ ReceivePtr Mailbox::begin(int source, const Header& header) {
     }
     receive = std::make_shared<Receive>(
         header.key, source, at::empty({header.bytes}, at::kByte));
-    unclaimed_[source].push_back({header, receive});
+    unclaimed_.push_back({source, header, receive});
   }
   receive->assign(source, header.bytes);
   receive->add(0);

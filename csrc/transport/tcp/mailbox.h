@@ -37,6 +37,7 @@ class Mailbox {
  private:
   /// A message that no receive is posted for.
   struct Unclaimed {
+    int source;
     Header header;
     ReceivePtr kept; ///< null for an offer
   };
@@ -52,7 +53,7 @@ class Mailbox {
   std::vector<Posted> posted_; ///< by peer
   Posted posted_for_any_;
   std::vector<Posted> asked_; ///< by peer
-  std::vector<std::deque<Unclaimed>> unclaimed_; ///< by peer
+  std::deque<Unclaimed> unclaimed_; ///< as they have come
   uint64_t posts_ = 0;
   uint32_t asks_ = 0;
 };
