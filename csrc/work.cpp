@@ -282,14 +282,14 @@ void MessageWork::wait_until(
     failure = engine_->message_failed(describe(), e.what());
   }
   arrived();
-  const auto continuation =
+  auto continuation =
       conclude(failure.empty() ? nullptr : backend_error(failure));
   lock.unlock();
   if (!failure.empty()) {
     engine_->abort(failure); // runs callbacks, which may ask for this message
   }
   if (continuation) {
-    continuation();
+    engine_->continue_apart(std::move(continuation));
   }
 }
 
@@ -325,7 +325,7 @@ void MessageWork::wait_apart() {
     }
   });
   if (continuation) {
-    continuation();
+    engine_->continue_apart(std::move(continuation));
   }
 }
 

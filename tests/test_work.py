@@ -359,6 +359,42 @@ def test_callbacks_do_not_meet_what_a_waiting_thread_has_set() -> None:
         (weight * made[0]).sum().backward()
 
 
+@pytest.mark.ranks(2, hosts=[2], by_name=[2])
+def test_callbacks_of_messages_do_not_run_where_somebody_waits() -> None:
+    """Nor does who waits for the message wait for them."""
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    dist.barrier()
+    if rank == 1:
+        store.wait(["asked"])
+        store.delete_key("asked")
+        dist.send(torch.ones(3), 0)
+    else:
+        work = dist.irecv(torch.zeros(3), 1)
+        assert work is not None
+        waits, release = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            with torch.inference_mode():
+                waits.set()
+                work.wait()
+
+        def note(_: object) -> tuple[int, bool, bool]:
+            return threading.get_ident(), torch.is_inference_mode_enabled(), release.wait(10)
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        waits.wait()
+        time.sleep(0.1)
+        noted = work.get_future().then(note)
+        store.set("asked", "")
+        waiter.join(5)
+        assert not waiter.is_alive()
+        release.set()
+        thread, inference, released = noted.wait()
+        assert thread != waiter.ident and not inference and released
+    dist.barrier()
+
+
 def test_waits_under_a_dispatch_mode() -> None:
     """Results are written as data: a mode of the thread that waits sees nothing of it."""
     size = dist.get_world_size()

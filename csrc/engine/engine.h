@@ -68,6 +68,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
       const std::string& call,
       std::function<void(const std::function<void()>& over)> body);
 
+  /// Has a background thread run what completes a future; where there is none
+  /// any more, runs it.
+  void continue_apart(std::function<void()> continuation);
+
   /// Waits for everything submitted, then closes and joins all threads.
   /// Idempotent, never throws.
   void shutdown() noexcept;

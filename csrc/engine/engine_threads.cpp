@@ -178,6 +178,15 @@ void Engine::run_continuations(Lock& lock) {
   continues_ = continues;
 }
 
+void Engine::continue_apart(Continuation continuation) {
+  Lock lock(mutex_);
+  const bool is_first = continuations_.empty(); // or somebody sees to it
+  continuations_.push_back(std::move(continuation));
+  if (stop_ || (is_first && !ensure_continuing())) {
+    run_continuations(lock);
+  }
+}
+
 void Engine::rest(Lock& lock, Track& track, Clock::duration& nap) {
   while (!stop_ && !may_continue() && !is_held(track) && is_idle(track)) {
     if (!continuations_.empty()) {
