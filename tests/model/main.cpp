@@ -114,6 +114,7 @@ void run_message_seeds(const Options& options) {
   test_room_for_the_message_that_is_waited_for();
   test_short_messages_that_nobody_waits_for();
   test_abort_wakes_who_waits();
+  test_what_has_come_before_a_farewell();
   for (uint64_t i = 0; i < options.message_seeds; ++i) {
     test_arena(options.first + i);
     test_stores_choice(options.first + i);

@@ -1,13 +1,20 @@
 #include "messages_tests.h"
 
+#include "common/descriptor.h"
 #include "groups.h"
 #include "messages.h"
 #include "require.h"
 #include "transport/shm/segment.h"
+#include "transport/tcp/tcp.h"
 
 #include <ATen/ops/empty.h>
 
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
 #include <chrono>
+#include <deque>
 #include <thread>
 #include <vector>
 
@@ -131,6 +138,35 @@ void test_abort_wakes_who_waits() {
     waits.join();
     REQUIRE(Clock::now() - begun < kAtOnce);
   }
+}
+
+void test_what_has_come_before_a_farewell() {
+  constexpr int kPeers = 100;
+  std::vector<std::vector<int>> sockets(kPeers + 1);
+  std::deque<Descriptor> peers;
+  std::vector<Transfer> receives;
+  for (int peer = 0; peer < kPeers; ++peer) {
+    std::array<int, 2> pair{};
+    const int kind = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
+    REQUIRE(socketpair(AF_UNIX, kind, 0, pair.data()) == 0);
+    sockets[peer] = {pair[0]};
+    peers.emplace_back(pair[1]);
+    receives.push_back({peer, at::empty({1}, at::kByte)});
+  }
+  TcpTransport transport(kPeers, sockets, 1, std::chrono::seconds(30));
+  const auto request = transport.exchange_frames({}, receives);
+  const auto say = [&](int peer, const tcp::Header& header) {
+    const auto bytes = static_cast<ssize_t>(sizeof(header));
+    REQUIRE(write(peers[peer], &header, sizeof(header)) == bytes);
+  };
+  for (int peer = 0; peer < kPeers; ++peer) {
+    say(peer, {tcp::Header::Kind::Bytes, 0, Key::of_frame(), 1});
+    REQUIRE(write(peers[peer], "x", 1) == 1);
+    if (peer == 0) {
+      say(peer, {tcp::Header::Kind::GaveUp, 0, {}, -1});
+    }
+  }
+  request->wait(for_ever());
 }
 
 } // namespace hvd::model

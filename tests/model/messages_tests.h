@@ -23,6 +23,10 @@ void test_short_messages_that_nobody_waits_for();
 /// word while a thread sleeps that would have read it.
 void test_abort_wakes_who_waits();
 
+/// Over TCP, of more ranks than one look at the sockets shows: what they have
+/// sent counts, though the first has given up since.
+void test_what_has_come_before_a_farewell();
+
 /// ShmTransport, then TcpTransport, between ranks that are threads, two of
 /// each: a random program of exchanges, frames and messages; in some, a rank
 /// gives up on the way.

@@ -94,12 +94,13 @@ class TcpTransport final : public MatchingTransport {
   /// Waits until something can be read or written, and does that; or until
   /// another thread has done so.
   void turn(Lock& lock, std::chrono::microseconds spin, Deadline until);
-  /// Does what can be done at once.
+  /// Does what can be done at once, but where a thread waits for the sockets.
   void look();
   void give_up_silent_peers();
   /// Reads the last words of all that have closed their connection.
   void hear_out();
-  void serve(const epoll_event* events, int count);
+  /// Returns whether a rank has ended.
+  bool serve(const epoll_event* events, int count);
   bool any_open(c10::function_ref<bool(const tcp::Connection&)> is) const;
   /// Whether something is yet to be sent, or was asked for.
   bool is_busy() const;

@@ -94,7 +94,9 @@ void TcpTransport::turn(
   const int count = await(epoll_, events, spin, until);
   lock.lock();
   driving_ = false;
-  serve(events.data(), count);
+  if (serve(events.data(), count)) {
+    look(); // what others have sent before that is no less there
+  }
   driven_.notify_all();
 }
 
@@ -108,7 +110,7 @@ void TcpTransport::look() {
   }
 }
 
-void TcpTransport::serve(const epoll_event* events, int count) {
+bool TcpTransport::serve(const epoll_event* events, int count) {
   last_look_ = Clock::now();
   bool any_ended = false;
   for (int i = 0; i < count; ++i) {
@@ -125,6 +127,7 @@ void TcpTransport::serve(const epoll_event* events, int count) {
   if (any_ended) {
     hear_out();
   }
+  return any_ended;
 }
 
 /// A rank that has given up is not to be taken for a dead one because another
