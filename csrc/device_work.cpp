@@ -124,8 +124,9 @@ c10::intrusive_ptr<DeviceWork::Future> DeviceWork::getFuture() {
     // GIL, which the work may need.
     engine_->run_apart(
         "the future of " + operation_->collectives[0].signature.describe(),
-        [self = c10::intrusive_ptr<DeviceWork>::reclaim_copy(this),
-         future](const auto& /*over*/) { self->complete(*future); });
+        [self = c10::intrusive_ptr<DeviceWork>::reclaim_copy(this), future] {
+          self->complete(*future);
+        });
   }
   return future;
 }

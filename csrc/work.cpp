@@ -223,8 +223,8 @@ MessageWork::MessageWork(
   try {
     request_ = start(engine_->transport());
   } catch (const std::exception& e) {
-    const auto failure = engine_->message_failed(describe(), e.what());
-    engine_->abort(failure);
+    const auto failure = engine_->message_failed(describe(), e);
+    engine_->fail_pending();
     std::rethrow_exception(backend_error(failure));
   }
 }
@@ -237,20 +237,21 @@ MessageWork::~MessageWork() {
   // The transport drops a message whose request is gone.
   const auto call = describe();
   auto keep = [engine = engine_.get(),
-               request = std::shared_ptr<Request>(std::move(request_)),
+               request = request_,
                call,
                bytes = static_cast<int64_t>(buffer_.nbytes()),
                submitted = submitted_,
-               deadline = deadline_in(timeout_)](const auto& /*over*/) {
+               deadline = deadline_in(timeout_)] {
     try {
       request->wait(deadline);
       engine->message_done(call, bytes, submitted);
     } catch (const std::exception& e) {
-      engine->abort(engine->message_failed(call, e.what()));
+      engine->message_failed(call, e);
+      engine->fail_pending();
     }
   };
   try {
-    engine_->run_apart(call, std::move(keep));
+    engine_->run_apart(call, std::move(keep), request_);
   } catch (const std::exception&) {
     // The group is closed, or there is no thread to be had: the message stays
     // behind, as it may with Gloo.
@@ -261,9 +262,7 @@ std::string MessageWork::describe() const {
   return call_.describe();
 }
 
-void MessageWork::wait_until(
-    Deadline deadline,
-    const std::function<void()>& arrived) {
+void MessageWork::wait_until(Deadline deadline) {
   std::unique_lock<std::mutex> lock(request_mutex_);
   if (Work::isCompleted()) {
     return;
@@ -279,14 +278,13 @@ void MessageWork::wait_until(
     engine_->message_done(
         describe(), static_cast<int64_t>(buffer_.nbytes()), submitted_);
   } catch (const std::exception& e) {
-    failure = engine_->message_failed(describe(), e.what());
+    failure = engine_->message_failed(describe(), e);
   }
-  arrived();
   auto continuation =
       conclude(failure.empty() ? nullptr : backend_error(failure));
   lock.unlock();
   if (!failure.empty()) {
-    engine_->abort(failure); // runs callbacks, which may ask for this message
+    engine_->fail_pending(); // runs callbacks, which may ask for this message
   }
   if (continuation) {
     engine_->continue_apart(std::move(continuation));
@@ -297,7 +295,7 @@ bool MessageWork::wait(std::chrono::milliseconds timeout) {
   check_process();
   if (timeout <= kNoTimeout) {
     const Engine::MessageWait waiting(*engine_, call_);
-    wait_until(deadline_in(timeout_), [] {});
+    wait_until(deadline_in(timeout_));
   } else if (!wait_for_thread(deadline_in(timeout))) {
     C10_THROW_ERROR(
         DistBackendError,
@@ -314,9 +312,11 @@ void MessageWork::wait_apart() {
     auto self = c10::intrusive_ptr<MessageWork>::reclaim_copy(this);
     try {
       engine_->run_apart(
-          describe(), [self = std::move(self)](const auto& over) {
-            self->wait_until(deadline_in(self->timeout_), over);
-          });
+          describe(),
+          [self = std::move(self)] {
+            self->wait_until(deadline_in(self->timeout_));
+          },
+          request_);
     } catch (const c10::Error&) { // the group is closed
       std::unique_lock<std::mutex> lock(request_mutex_, std::try_to_lock);
       if (lock && !Work::isCompleted()) { // or who holds it concludes

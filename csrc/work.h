@@ -146,8 +146,8 @@ class MessageWork final : public WorkHVD {
  private:
   std::string describe() const override;
   /// Waits for the transport, and fails the group if that takes too long; or
-  /// for who does so. `arrived`: called before the work is done.
-  void wait_until(Deadline deadline, const std::function<void()>& arrived);
+  /// for who does so.
+  void wait_until(Deadline deadline);
   /// Has a thread do so.
   void wait_apart();
   /// Whether that is done by then. If not, it goes on.
@@ -162,7 +162,7 @@ class MessageWork final : public WorkHVD {
   const std::chrono::milliseconds timeout_;
   const Deadline submitted_ = Clock::now();
   std::mutex request_mutex_; ///< held while waiting; before mutex_
-  RequestPtr request_;
+  std::shared_ptr<Request> request_;
   std::once_flag waited_apart_;
   std::atomic<bool> looked_at_{false};
 };

@@ -6,7 +6,8 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -141,6 +142,68 @@ def test_future_of_a_message_after_its_group() -> None:
     with pytest.raises(RuntimeError, match=r"recv from rank \d.*shut down"):
         work.get_future().wait()
     assert work.is_completed()
+
+
+def poll(work: dist.Work) -> None:
+    while not work.is_completed():
+        time.sleep(0.01)
+
+
+def follow(work: dist.Work) -> None:
+    with pytest.raises(RuntimeError):
+        work.get_future().wait()
+
+
+@pytest.mark.ranks(3, hosts=[3], by_name=[3], mpi_hosts=[3])
+@pytest.mark.parametrize("count", [SMALL, LARGE])
+@pytest.mark.parametrize("sees_to_it", [poll, follow], ids=lambda f: f.__name__)
+def test_leave_with_messages_that_nobody_answers(
+    count: int, sees_to_it: Callable[[dist.Work], None]
+) -> None:
+    """They end with the group, whoever sees to them; the others go on."""
+    rank, group = dist.get_rank(), dist.new_group()
+    tensor = torch.full((count,), float(rank))
+    check_group(group)
+    if rank == 2:
+        begun = [dist.irecv(tensor, 0, group=group), dist.irecv(tensor, group=group)]
+        if count == LARGE:
+            begun.append(dist.isend(tensor, 1, group=group))
+        works = [work for work in begun if work is not None]
+        with ThreadPoolExecutor(len(works)) as threads:
+            seen = [threads.submit(sees_to_it, work) for work in works]
+            time.sleep(0.2)
+            dist.destroy_process_group(group)
+            for each in seen:
+                each.result(5)
+        for work in works:
+            assert "left" in expect_error(work.wait, within=1)
+    else:
+        time.sleep(0.5)
+        for _ in range(2):
+            if rank == 0:
+                dist.send(tensor, 1, group=group)
+            else:
+                dist.recv(tensor, 0, group=group)
+                assert filled(tensor, 0)
+            time.sleep(0.2)
+    dist.barrier()
+
+
+@pytest.mark.ranks(4, hosts=[4], by_name=[3])
+def test_leave_a_barrier_with_a_message_that_nobody_answers() -> None:
+    """The others may not have come out of it yet."""
+    for _ in range(40):
+        group = dist.new_group()
+        dist.barrier(group=group)
+        if dist.get_rank() == 0:
+            work = dist.irecv(torch.zeros(SMALL), 1, group=group)
+            assert work is not None
+            for _ in range(2):
+                assert not work.is_completed()
+        check_group(group)
+        dist.barrier(group=group)
+        dist.destroy_process_group(group)
+        dist.barrier()
 
 
 @pytest.mark.ranks(2)

@@ -62,11 +62,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool wait_until_done(const Operation& operation, Deadline deadline);
 
   /// Runs `body`, which waits for the transport by itself, on a thread of its
-  /// own. It may call its argument when it waits no more. Throws c10::Error if
-  /// the group is closed. `call`: for the message.
+  /// own. Throws c10::Error if the group is closed. `call`: for the message.
+  /// `awaited`: a message that it waits for, which is given up where the group
+  /// is closed before it is done.
   void run_apart(
       const std::string& call,
-      std::function<void(const std::function<void()>& over)> body);
+      std::function<void()> body,
+      std::weak_ptr<Request> awaited = {});
 
   /// Has a background thread run what completes a future; where there is none
   /// any more, runs it.
@@ -79,6 +81,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Fails everything pending, and later calls, with `reason`. Idempotent,
   /// never throws.
   void abort(const std::string& reason) noexcept;
+
+  /// Fails everything pending if the group has failed. Never throws.
+  void fail_pending() noexcept;
 
   /// Throws what submit() would throw. `call`: for the message.
   void check_usable(const char* call);
@@ -117,9 +122,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   };
   /// It is done; `name`: as people read it.
   void message_done(const std::string& name, int64_t bytes, Deadline submitted);
-  /// It has failed of `error`, and with it the group, if that had not: abort()
-  /// then fails what is pending. Returns what to tell of it.
-  std::string message_failed(const std::string& name, const std::string& error);
+  /// It has failed of `error`, and with it the group, unless that goes on
+  /// without the peer: fail_pending() then. Returns what to tell of it.
+  std::string message_failed(
+      const std::string& name,
+      const std::exception& error);
 
   /// Whether the transport moves its tensors straight from and to the memory of
   /// such a device. `collective`: its verb, dtype and count are set.
@@ -157,6 +164,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
     bool finished;
     std::exception_ptr error;
     Times times;
+  };
+
+  /// See run_apart().
+  struct ThreadApart {
+    std::thread thread;
+    std::weak_ptr<Request> awaited;
   };
 
   void enqueue(
@@ -282,8 +295,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::exception_ptr error_; ///< what the group failed of
   std::string failure_; ///< its text
   std::vector<std::thread> threads_;
-  std::vector<std::thread> threads_apart_;
-  size_t waiting_apart_ = 0; ///< of these, for the transport
+  std::vector<ThreadApart> threads_apart_;
   std::vector<std::thread> threads_over_; ///< apart before, now to be joined
 };
 

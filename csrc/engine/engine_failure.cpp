@@ -95,6 +95,13 @@ void Engine::abort(const std::string& reason) noexcept {
   conclude(lock, aftermath);
 }
 
+void Engine::fail_pending() noexcept {
+  Aftermath aftermath;
+  Lock lock(mutex_);
+  fail_pending(lock, aftermath);
+  conclude(lock, aftermath);
+}
+
 bool Engine::failed() {
   if (forked()) {
     return false; // its lock may be held by a thread that does not exist here
@@ -177,9 +184,13 @@ std::string Engine::compare(
 
 std::string Engine::message_failed(
     const std::string& name,
-    const std::string& error) {
+    const std::exception& exception) {
+  const std::string error = exception.what();
   const std::string what = "hvd: " + name + " failed on rank " +
       std::to_string(transport_->rank()) + ": ";
+  if (dynamic_cast<const RankLeft*>(&exception) != nullptr) {
+    return what + error;
+  }
   Lock lock(mutex_);
   const Witness::Place at = place();
   const bool waited_for = at.waiting || at.message.number > 0;

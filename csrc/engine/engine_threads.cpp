@@ -237,7 +237,8 @@ void Engine::hold(Lock& lock, Track& track) {
 
 void Engine::run_apart(
     const std::string& call,
-    std::function<void(const std::function<void()>& over)> body) {
+    std::function<void()> body,
+    std::weak_ptr<Request> awaited) {
   if (forked()) {
     refuse(call);
   }
@@ -246,27 +247,20 @@ void Engine::run_apart(
     refuse(call);
   }
   join_all(std::exchange(threads_over_, {}));
-  threads_apart_.push_back(
-      make_thread([body = std::move(body)](Engine& engine) mutable {
-        bool waits = true;
-        const auto over = [&] {
-          Lock counting(engine.mutex_);
-          engine.waiting_apart_ -= std::exchange(waits, false) ? 1 : 0;
-        };
-        std::exchange(body, nullptr)(over);
-        over();
-        Lock relock(engine.mutex_);
-        auto& apart = engine.threads_apart_;
-        const auto self =
-            std::find_if(apart.begin(), apart.end(), [](const auto& thread) {
-              return thread.get_id() == std::this_thread::get_id();
-            });
-        if (self != apart.end()) { // shutdown() may have taken it
-          engine.threads_over_.push_back(std::move(*self));
-          apart.erase(self);
-        }
-      }));
-  ++waiting_apart_;
+  auto thread = make_thread([body = std::move(body)](Engine& engine) mutable {
+    std::exchange(body, nullptr)();
+    Lock relock(engine.mutex_);
+    auto& apart = engine.threads_apart_;
+    const auto self =
+        std::find_if(apart.begin(), apart.end(), [](const auto& one) {
+          return one.thread.get_id() == std::this_thread::get_id();
+        });
+    if (self != apart.end()) { // shutdown() may have taken it
+      engine.threads_over_.push_back(std::move(self->thread));
+      apart.erase(self);
+    }
+  });
+  threads_apart_.push_back({std::move(thread), std::move(awaited)});
 }
 
 void Engine::shutdown() noexcept {
@@ -274,6 +268,7 @@ void Engine::shutdown() noexcept {
     return;
   }
   std::vector<std::thread> threads;
+  std::vector<ThreadApart> apart;
   {
     Lock lock(mutex_);
     closed_ = true;
@@ -295,15 +290,17 @@ void Engine::shutdown() noexcept {
       }
     }
     stop_ = true;
-    const bool some_wait_apart = waiting_apart_ > 0;
-    for (auto* some : {&threads_, &threads_apart_, &threads_over_}) {
+    for (auto* some : {&threads_, &threads_over_}) {
       std::move(some->begin(), some->end(), std::back_inserter(threads));
       some->clear();
     }
-    if (some_wait_apart) {
-      lock.unlock();
-      transport_->abort(); // nothing else ends a receive that nobody serves
+    apart.swap(threads_apart_);
+  }
+  for (auto& [thread, awaited] : apart) {
+    if (const auto request = awaited.lock()) {
+      request->give_up(); // nothing else ends a receive that nobody serves
     }
+    threads.push_back(std::move(thread));
   }
   for (auto* track : tracks_) {
     track->work_ready.notify_all();

@@ -86,10 +86,18 @@ class GlooTransport::GlooRequest final : public Request {
       const bool done = guarded(part.verb, part.peer, deadline, [&] {
         return part.work->wait(remaining(deadline));
       });
+      if (!done && given_up_) {
+        throw RankLeft("gloo: this rank has left");
+      }
       if (!done) {
         throw TransportError(describe(part.verb, part.peer) + ": aborted");
       }
     }
+  }
+
+  void give_up() noexcept override {
+    given_up_ = true;
+    abort();
   }
 
   int source() const override {
@@ -106,6 +114,7 @@ class GlooTransport::GlooRequest final : public Request {
  private:
   GlooTransport& transport_;
   const std::vector<Part> parts_;
+  std::atomic<bool> given_up_{false};
   size_t waited_ = 0; ///< Gloo's own wait would wait for another message
 };
 

@@ -145,8 +145,4 @@ std::string MatchingTransport::have_left(const std::vector<int>& peers) const {
       (numbers.size() == 1 ? " has left or died" : " have left or died");
 }
 
-void MatchingTransport::fail(const std::string& what) const {
-  throw TransportError(std::string(name()) + ": " + what);
-}
-
 } // namespace hvd

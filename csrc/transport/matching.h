@@ -110,6 +110,7 @@ class MatchedRequest : public Request {
 
   std::vector<std::shared_ptr<Receive>> receives;
   std::vector<std::shared_ptr<Send>> sends;
+  bool given_up = false;
 };
 
 /// Gives each message of a verb its key, and each failure its words.
@@ -153,11 +154,20 @@ class MatchingTransport : public Transport {
   /// Throws TransportError if some rank has given up, and all with it.
   void check_open() const;
 
+  /// The same; and RankLeft if the request was given up.
+  template <typename Posted>
+  void check_open(const Posted& request) const {
+    check_open();
+    if (request.given_up) {
+      fail<RankLeft>("this rank has left");
+    }
+  }
+
   /// Why others may have given up, to end a sentence with.
   std::string departed() const;
 
-  /// Throws TransportError if the request needs a rank of which nothing else
-  /// can come.
+  /// Throws RankLeft if the request needs a rank of which nothing else can
+  /// come.
   template <typename Posted, typename IsOver>
   void check_living(const Posted& request, IsOver is_over) const {
     std::vector<int> over;
@@ -169,10 +179,10 @@ class MatchingTransport : public Transport {
     // All of them: one may have left only because another had died.
     if (std::ranges::any_of(
             over, [&](int peer) { return request.needs(peer); })) {
-      fail(have_left(over));
+      fail<RankLeft>(have_left(over));
     }
     if (std::ssize(over) == size() - 1 && request.needs_any()) {
-      fail("all other ranks have left or died");
+      fail<RankLeft>("all other ranks have left or died");
     }
   }
 
@@ -207,7 +217,10 @@ class MatchingTransport : public Transport {
   bool closing_ = false;
 
  private:
-  [[noreturn]] void fail(const std::string& what) const;
+  template <typename Error = TransportError>
+  [[noreturn]] void fail(const std::string& what) const {
+    throw Error(std::string(name()) + ": " + what);
+  }
   /// "ranks 1,3 have left or died"
   std::string have_left(const std::vector<int>& peers) const;
   std::string name_of(int peer) const {

@@ -14,6 +14,11 @@ class RoutedTransport::RoutedRequest final : public Request {
     wait(far_, transport_.near_attendant_, deadline);
   }
 
+  /// The user's messages are far ones.
+  void give_up() noexcept override {
+    far_->give_up();
+  }
+
   int source() const override {
     return far_->source();
   }

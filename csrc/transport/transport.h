@@ -29,6 +29,13 @@ class TransportTimeout : public TransportError {
   using TransportError::TransportError;
 };
 
+/// A message cannot come or go: its peer has left or died, or this rank has
+/// given it up. The transport goes on with all others.
+class RankLeft : public TransportError {
+ public:
+  using TransportError::TransportError;
+};
+
 /// A verb under way. Destroying it before it is done is safe only after
 /// Transport::abort(), but for a receive of the user's.
 class Request {
@@ -39,9 +46,13 @@ class Request {
   virtual ~Request() = default;
 
   /// Blocks until the buffers are the caller's again; returns at once when it
-  /// has done so before. Throws TransportError; the transport is of no use
-  /// after that.
+  /// has done so before. Throws TransportError; but for RankLeft, the
+  /// transport is of no use after that.
   virtual void wait(Deadline deadline) = 0;
+
+  /// Of a message of the user's, from any thread: ends wait() by RankLeft,
+  /// unless it is done.
+  virtual void give_up() noexcept {}
 
   /// Of a finished receive: the rank that sent.
   virtual int source() const {

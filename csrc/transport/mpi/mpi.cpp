@@ -78,7 +78,16 @@ class MpiTransport::MpiRequest final : public Request {
   }
 
   void wait(Deadline deadline) override {
-    transport_.wait(*pending_, deadline);
+    try {
+      transport_.wait(*pending_, deadline);
+    } catch (const RankLeft&) {
+      transport_.cancel(pending_); // or leave() would wait for it
+      throw;
+    }
+  }
+
+  void give_up() noexcept override {
+    pending_->give_up();
   }
 
   int source() const override {
@@ -301,6 +310,9 @@ void MpiTransport::wait(Pending& pending, Deadline deadline) {
     if (pending.test()) {
       return;
     }
+    if (pending.is_given_up()) {
+      throw RankLeft("mpi: this rank has left");
+    }
     if (pending.done() > done_before) {
       backoff.emplace(spin_);
     }
@@ -346,7 +358,7 @@ void MpiTransport::note_who_is_gone() {
 
 void MpiTransport::check_receiver(int peer) const {
   if (gone_[peer]) {
-    throw TransportError(
+    throw RankLeft(
         "mpi send to rank " + std::to_string(peer) + ": it has left or died");
   }
 }
@@ -371,7 +383,7 @@ void MpiTransport::look_around(Pending& pending) const {
   const bool died =
       all_awaited([this](int one) { return peers_.is_gone(one); });
   if (!pending.test_for(died ? kLook.zero() : kLinger)) {
-    throw TransportError(
+    throw RankLeft(
         pending.describe() +
         (any ? ": all others have left or died" : ": it has left or died"));
   }

@@ -112,7 +112,8 @@ class MpiTransport final : public Transport {
   void check_not_aborted() const;
   void check_open() const;
   void wait(Pending& pending, Deadline deadline);
-  /// Looks for what ends a wait other than its message. Throws TransportError.
+  /// Looks for what ends a wait other than its message. Throws TransportError,
+  /// or RankLeft.
   void look_around(Pending& pending) const;
   /// Whether the peer has let this rank know that it leaves.
   bool has_left(int peer) const;
@@ -128,7 +129,7 @@ class MpiTransport final : public Transport {
   /// Notes in `gone_` what is_gone() says of each peer. Throws TransportError
   /// if one has given up.
   void note_who_is_gone();
-  /// Throws TransportError if it may have ended: to send to such a one crashes
+  /// Throws RankLeft if it may have ended: to send to such a one crashes
   /// MPICH 5 over TCP.
   void check_receiver(int peer) const;
   /// Throws TransportError once another rank has said that it gives up.

@@ -5,14 +5,15 @@
 
 #include <c10/core/DeviceGuard.h>
 
+#include <atomic>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace hvd {
 
-/// Not thread-safe, but for is_done(): who holds the request, or has taken the
-/// messages over from it, is one thread at a time.
+/// Not thread-safe, but for is_done() and give_up(): who holds the request, or
+/// has taken the messages over from it, is one thread at a time.
 class MpiTransport::Pending
     : public std::enable_shared_from_this<MpiTransport::Pending> {
  public:
@@ -38,6 +39,14 @@ class MpiTransport::Pending
   }
   bool is_attended() const {
     return absence_.has_value();
+  }
+
+  /// Nobody is to wait for it any more.
+  void give_up() {
+    given_up_ = true;
+  }
+  bool is_given_up() const {
+    return given_up_;
   }
 
   bool is_done() const {
@@ -66,6 +75,7 @@ class MpiTransport::Pending
   int awaited_in_inbox_ = mpi::Messages::kNone;
   std::optional<Attendant::Absence> absence_;
   bool is_done_ = false;
+  std::atomic<bool> given_up_{false};
 };
 
 } // namespace hvd

@@ -40,6 +40,11 @@ class Mailbox {
   std::vector<uint32_t> post(const ReceivePtr& receive);
   void deliver(int source, const Letter& letter);
 
+  /// It gets no message, unless one has come.
+  void withdraw(const ReceivePtr& receive) {
+    std::erase(posted_, receive);
+  }
+
   /// One that has parts to read and that no thread is at; null if there is
   /// none.
   ReceivePtr next_readable();

@@ -12,6 +12,9 @@ class ShmTransport::ShmRequest final
   void wait(Deadline deadline) override {
     transport_.wait(*this, deadline);
   }
+  void give_up() noexcept override {
+    transport_.give_up(*this);
+  }
 
  private:
   ShmTransport& transport_;

@@ -86,6 +86,8 @@ class ShmTransport final : public MatchingTransport {
   }
   void post(const shm::ReceivePtr& receive);
   void wait(ShmRequest& request, Deadline deadline);
+  void move_until_done(Lock& lock, ShmRequest& request, Deadline deadline);
+  void give_up(ShmRequest& request);
   /// Of a receive that is done, and claimed.
   const void* message_of(const shm::Receive& receive) const;
   /// What has been claimed is not needed any more.

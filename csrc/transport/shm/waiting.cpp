@@ -32,9 +32,11 @@ shm::Bell& ShmTransport::bell() const {
   return segments_[rank()].head().bell;
 }
 
-void ShmTransport::wait(ShmRequest& request, Deadline deadline) {
+void ShmTransport::move_until_done(
+    Lock& lock,
+    ShmRequest& request,
+    Deadline deadline) {
   auto next_look = Clock::now() + kLookForDead;
-  Lock lock(mutex_);
   while (!request.is_done()) {
     const uint32_t seen = bell().strikes();
     const bool moved = progress();
@@ -49,7 +51,7 @@ void ShmTransport::wait(ShmRequest& request, Deadline deadline) {
       read_next_part(lock, *other);
     } else if (!moved) {
       const auto now = Clock::now();
-      check_open();
+      check_open(request);
       if (now >= next_look) {
         // Its last letters may have come after the last look at them.
         check_living(request, [&](int peer) {
@@ -68,6 +70,18 @@ void ShmTransport::wait(ShmRequest& request, Deadline deadline) {
       }
     }
   }
+}
+
+void ShmTransport::wait(ShmRequest& request, Deadline deadline) {
+  Lock lock(mutex_);
+  try {
+    move_until_done(lock, request, deadline);
+  } catch (const RankLeft&) {
+    for (const auto& receive : request.receives) {
+      mailbox_.withdraw(receive);
+    }
+    throw;
+  }
   for (const auto& receive : request.receives) {
     if (receive->lying) {
       mailbox_.claim(receive);
@@ -77,6 +91,14 @@ void ShmTransport::wait(ShmRequest& request, Deadline deadline) {
     deliver_in_background();
   }
   check_received(request);
+}
+
+void ShmTransport::give_up(ShmRequest& request) {
+  {
+    const Lock lock(mutex_);
+    request.given_up = true;
+  }
+  bell().ring();
 }
 
 const void* ShmTransport::message_of(const Receive& receive) const {

@@ -45,6 +45,11 @@ std::optional<int> Mailbox::post(const ReceivePtr& receive) {
   return {};
 }
 
+void Mailbox::withdraw(const ReceivePtr& receive) {
+  const bool any = receive->peer == Receive::kAny;
+  std::erase(any ? posted_for_any_ : posted_[receive->peer], receive);
+}
+
 ReceivePtr Mailbox::offer(int source, const Header& header) {
   auto receive = take_posted(source, header.key);
   if (!receive) {

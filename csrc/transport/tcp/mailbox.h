@@ -20,6 +20,14 @@ class Mailbox {
   /// has now, if it has to be asked for and somebody has it.
   std::optional<int> post(const ReceivePtr& receive);
 
+  /// It gets no message, unless one has come.
+  void withdraw(const ReceivePtr& receive);
+
+  /// A rank sends nothing of what it was asked for.
+  void forget(int source) {
+    asked_[source].clear();
+  }
+
   /// A rank has a message of the user's; returns what to ask for it for, null
   /// if nothing yet.
   ReceivePtr offer(int source, const Header& header);

@@ -14,6 +14,9 @@ class TcpTransport::TcpRequest final
   void wait(Deadline deadline) override {
     transport_.wait(*this, deadline);
   }
+  void give_up() noexcept override {
+    transport_.give_up(*this);
+  }
 
   /// Whether it is to go on though nobody waits for it. Frames always have
   /// somebody.

@@ -232,7 +232,14 @@ void TcpTransport::read(Rail& rail) {
     }
   }
   // Where this rank has aborted it is what has closed it.
-  peer.is_gone |= !any_left && !aborted_;
+  if (!any_left && !aborted_) {
+    lose(rail.peer);
+  }
+}
+
+void TcpTransport::lose(int peer) {
+  peers_[peer].is_gone = true;
+  mailbox_.forget(peer);
 }
 
 ReceivePtr TcpTransport::take(int source, const Header& header) {

@@ -75,6 +75,8 @@ class TcpTransport final : public MatchingTransport {
       const std::vector<Transfer>& receives,
       KeyOf key_of) override;
   void wait(TcpRequest& request, Deadline deadline);
+  void move_until_done(Lock& lock, TcpRequest& request, Deadline deadline);
+  void give_up(TcpRequest& request);
 
   static std::vector<Peer> take_over(
       const std::vector<std::vector<int>>& sockets);
@@ -97,6 +99,8 @@ class TcpTransport final : public MatchingTransport {
   /// Does what can be done at once, but where a thread waits for the sockets.
   void look();
   void give_up_silent_peers();
+  /// Nothing more comes of it.
+  void lose(int peer);
   /// Reads the last words of all that have closed their connection.
   void hear_out();
   /// Returns whether a rank has ended.

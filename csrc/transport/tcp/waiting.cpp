@@ -60,12 +60,14 @@ int await(
 
 } // namespace
 
-void TcpTransport::wait(TcpRequest& request, Deadline deadline) {
-  Lock lock(mutex_);
+void TcpTransport::move_until_done(
+    Lock& lock,
+    TcpRequest& request,
+    Deadline deadline) {
   const auto spin = request.is_short() ? spin_ : spin_.zero();
   auto next_look = Clock::now() + patience_ / kLooks;
   while (!request.is_done()) {
-    check_open();
+    check_open(request);
     check_living(request, [&](int peer) { return peers_[peer].is_gone; });
     const auto now = Clock::now();
     if (now >= deadline) {
@@ -75,9 +77,27 @@ void TcpTransport::wait(TcpRequest& request, Deadline deadline) {
       give_up_silent_peers();
       next_look = now + patience_ / kLooks;
     }
-    turn(lock, spin, std::min(deadline, next_look));
+    turn(lock, spin, std::min<Deadline>(deadline, now + kTurn));
+  }
+}
+
+void TcpTransport::wait(TcpRequest& request, Deadline deadline) {
+  Lock lock(mutex_);
+  try {
+    move_until_done(lock, request, deadline);
+  } catch (const RankLeft&) {
+    for (const auto& receive : request.receives) {
+      mailbox_.withdraw(receive);
+    }
+    throw;
   }
   check_received(request);
+}
+
+/// Who waits hears of it at the end of a turn.
+void TcpTransport::give_up(TcpRequest& request) {
+  const Lock lock(mutex_);
+  request.given_up = true;
 }
 
 void TcpTransport::turn(
@@ -145,14 +165,15 @@ void TcpTransport::hear_out() {
 /// The system would send again for a quarter of an hour, and not ask whether
 /// somebody is there while it does.
 void TcpTransport::give_up_silent_peers() {
-  for (auto& peer : peers_) {
+  for (const int number : others()) {
+    auto& peer = peers_[number];
     const auto is_silent = [&](const RailPtr& rail) {
       return rail->connection.is_open() &&
           rail->connection.is_silent(patience_);
     };
     if (std::ranges::any_of(peer.rails, is_silent)) {
       shut(peer);
-      peer.is_gone = true;
+      lose(number);
     }
   }
 }
