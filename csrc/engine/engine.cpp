@@ -352,8 +352,9 @@ void Engine::finish_front(Lock& lock, Track& track, Aftermath& aftermath) {
       break;
     }
   }
+  const Batch& awaited = *std::exchange(track.awaited, nullptr);
   if (failure) {
-    give_up(lock, [&] { return explain(*track.awaited, *failure); });
+    give_up(lock, [&] { return explain(awaited, *failure); });
   } else if (!failing_) {
     Batch batch = std::move(front);
     track.started.pop_front();
@@ -372,7 +373,6 @@ void Engine::finish_front(Lock& lock, Track& track, Aftermath& aftermath) {
     }
     retire(lock, aftermath);
   }
-  track.awaited = nullptr;
   track.finishing = false;
   fail_pending(lock, aftermath);
 }
