@@ -239,7 +239,9 @@ def times_out(count: int, group: dist.ProcessGroup) -> None:
 
 def test_suspended_rank() -> None:
     """A rank is there but does not run: an error in time, which says who is missing."""
-    groups = {count: dist.new_group(timeout=SHORT) for count in (SMALL, LARGE)}
+    groups = {count: dist.new_group() for count in (SMALL, LARGE)}
+    for group in groups.values():
+        group.set_timeout(SHORT)
     if dist.get_rank() == 1:
         child = os.fork()
         if child == 0:
