@@ -209,3 +209,20 @@ def test_timeout_of_a_message_says_where_the_ranks_were() -> None:
     with RankPool(2) as pool:
         texts = pool.run(message_never_comes)
     assert any("Timed out" in text for text in texts), texts
+
+
+def many_of_each_size() -> None:
+    tensors = [torch.zeros(count) for count in (SMALL, 1000, 40_000, LARGE)]
+    for _ in range(1000):
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        for work in works:
+            assert work is not None
+            work.wait()
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_watchdog_that_looks_all_the_time(transport: str) -> None:
+    """It looks at what is waited for, which may be over just then."""
+    env = {"HVD_TRANSPORT": transport, "HVD_STALL_CHECK_TIME": "0.001"}
+    with RankPool(2, env=env) as pool:
+        pool.run(many_of_each_size)
