@@ -143,6 +143,9 @@ class MatchingTransport : public Transport {
       const std::vector<Transfer>& receives,
       KeyOf key_of) = 0;
 
+  /// It gets no message, unless one has come.
+  virtual void withdraw(const MatchedReceive& receive) = 0;
+
   virtual Farewell farewell_of(int peer) const = 0;
   /// Without a farewell.
   virtual bool has_left(int peer) const = 0;
@@ -154,22 +157,23 @@ class MatchingTransport : public Transport {
   /// Throws TransportError if some rank has given up, and all with it.
   void check_open() const;
 
-  /// The same; and RankLeft if the request was given up.
+  /// The same; and RankLeft, with its receives withdrawn, if the request was
+  /// given up.
   template <typename Posted>
-  void check_open(const Posted& request) const {
+  void check_open(const Posted& request) {
     check_open();
     if (request.given_up) {
-      fail<RankLeft>("this rank has left");
+      fail_alone(request, "this rank has left");
     }
   }
 
   /// Why others may have given up, to end a sentence with.
   std::string departed() const;
 
-  /// Throws RankLeft if the request needs a rank of which nothing else can
-  /// come.
+  /// Throws RankLeft, with its receives withdrawn, if the request needs a rank
+  /// of which nothing else can come.
   template <typename Posted, typename IsOver>
-  void check_living(const Posted& request, IsOver is_over) const {
+  void check_living(const Posted& request, IsOver is_over) {
     std::vector<int> over;
     for (const int peer : others()) {
       if (is_over(peer)) {
@@ -179,10 +183,10 @@ class MatchingTransport : public Transport {
     // All of them: one may have left only because another had died.
     if (std::ranges::any_of(
             over, [&](int peer) { return request.needs(peer); })) {
-      fail<RankLeft>(have_left(over));
+      fail_alone(request, have_left(over));
     }
     if (std::ssize(over) == size() - 1 && request.needs_any()) {
-      fail<RankLeft>("all other ranks have left or died");
+      fail_alone(request, "all other ranks have left or died");
     }
   }
 
@@ -220,6 +224,13 @@ class MatchingTransport : public Transport {
   template <typename Error = TransportError>
   [[noreturn]] void fail(const std::string& what) const {
     throw Error(std::string(name()) + ": " + what);
+  }
+  template <typename Posted>
+  [[noreturn]] void fail_alone(const Posted& request, const std::string& what) {
+    for (const auto& receive : request.receives) {
+      withdraw(*receive);
+    }
+    fail<RankLeft>(what);
   }
   /// "ranks 1,3 have left or died"
   std::string have_left(const std::vector<int>& peers) const;

@@ -41,8 +41,9 @@ class Mailbox {
   void deliver(int source, const Letter& letter);
 
   /// It gets no message, unless one has come.
-  void withdraw(const ReceivePtr& receive) {
-    std::erase(posted_, receive);
+  void withdraw(const MatchedReceive& receive) {
+    std::erase_if(
+        posted_, [&](const auto& posted) { return posted.get() == &receive; });
   }
 
   /// One that has parts to read and that no thread is at; null if there is

@@ -77,6 +77,9 @@ class ShmTransport final : public MatchingTransport {
       const std::vector<Transfer>& sends,
       const std::vector<Transfer>& receives,
       KeyOf key_of) override;
+  void withdraw(const MatchedReceive& receive) override {
+    mailbox_.withdraw(receive);
+  }
   Farewell farewell_of(int peer) const override;
   bool has_left(int peer) const override {
     return is_gone(peer);

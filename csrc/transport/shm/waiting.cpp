@@ -74,14 +74,7 @@ void ShmTransport::move_until_done(
 
 void ShmTransport::wait(ShmRequest& request, Deadline deadline) {
   Lock lock(mutex_);
-  try {
-    move_until_done(lock, request, deadline);
-  } catch (const RankLeft&) {
-    for (const auto& receive : request.receives) {
-      mailbox_.withdraw(receive);
-    }
-    throw;
-  }
+  move_until_done(lock, request, deadline);
   for (const auto& receive : request.receives) {
     if (receive->lying) {
       mailbox_.claim(receive);

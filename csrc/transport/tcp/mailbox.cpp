@@ -45,9 +45,11 @@ std::optional<int> Mailbox::post(const ReceivePtr& receive) {
   return {};
 }
 
-void Mailbox::withdraw(const ReceivePtr& receive) {
-  const bool any = receive->peer == Receive::kAny;
-  std::erase(any ? posted_for_any_ : posted_[receive->peer], receive);
+void Mailbox::withdraw(const MatchedReceive& receive) {
+  const bool any = receive.peer == Receive::kAny;
+  std::erase_if(
+      any ? posted_for_any_ : posted_[receive.peer],
+      [&](const auto& posted) { return posted.get() == &receive; });
 }
 
 ReceivePtr Mailbox::offer(int source, const Header& header) {

@@ -21,7 +21,7 @@ class Mailbox {
   std::optional<int> post(const ReceivePtr& receive);
 
   /// It gets no message, unless one has come.
-  void withdraw(const ReceivePtr& receive);
+  void withdraw(const MatchedReceive& receive);
 
   /// A rank sends nothing of what it was asked for.
   void forget(int source) {

@@ -74,8 +74,10 @@ class TcpTransport final : public MatchingTransport {
       const std::vector<Transfer>& sends,
       const std::vector<Transfer>& receives,
       KeyOf key_of) override;
+  void withdraw(const MatchedReceive& receive) override {
+    mailbox_.withdraw(receive);
+  }
   void wait(TcpRequest& request, Deadline deadline);
-  void move_until_done(Lock& lock, TcpRequest& request, Deadline deadline);
   void give_up(TcpRequest& request);
 
   static std::vector<Peer> take_over(

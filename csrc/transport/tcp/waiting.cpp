@@ -60,10 +60,8 @@ int await(
 
 } // namespace
 
-void TcpTransport::move_until_done(
-    Lock& lock,
-    TcpRequest& request,
-    Deadline deadline) {
+void TcpTransport::wait(TcpRequest& request, Deadline deadline) {
+  Lock lock(mutex_);
   const auto spin = request.is_short() ? spin_ : spin_.zero();
   auto next_look = Clock::now() + patience_ / kLooks;
   while (!request.is_done()) {
@@ -78,18 +76,6 @@ void TcpTransport::move_until_done(
       next_look = now + patience_ / kLooks;
     }
     turn(lock, spin, std::min<Deadline>(deadline, now + kTurn));
-  }
-}
-
-void TcpTransport::wait(TcpRequest& request, Deadline deadline) {
-  Lock lock(mutex_);
-  try {
-    move_until_done(lock, request, deadline);
-  } catch (const RankLeft&) {
-    for (const auto& receive : request.receives) {
-      mailbox_.withdraw(receive);
-    }
-    throw;
   }
   check_received(request);
 }
