@@ -9,16 +9,6 @@
 
 namespace hvd {
 
-/// What precedes the payload of every frame: one cache line.
-struct alignas(64) FrameHeader {
-  uint64_t seq = 0; ///< of the first collective of the batch
-  uint64_t tail = 0; ///< collectives that this rank has ready, see Agreement
-  uint64_t history = 0; ///< hash of everything before `seq`
-  uint64_t batch = 0; ///< hash of the batch
-  Signature signature; ///< of its first collective
-};
-static_assert(sizeof(FrameHeader) == 64);
-
 /// The ranks called different collectives. All of them know, so the group is
 /// still in step and usable.
 class Mismatch : public std::runtime_error {

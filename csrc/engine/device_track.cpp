@@ -6,7 +6,6 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 
-#include <iterator>
 #include <shared_mutex>
 
 namespace hvd {
@@ -68,10 +67,9 @@ bool DeviceTrack::sends_header(const Collective& first) const {
 }
 
 Batch DeviceTrack::next(uint64_t tail) {
-  Batch batch;
   const auto& first = *queue.front().collective;
   if (sends_header(first) && !started.empty()) {
-    return batch;
+    return {};
   }
   std::vector<const Collective*> ready{&first};
   const uint64_t bound = agreement_.bound(first.seq);
@@ -83,12 +81,10 @@ Batch DeviceTrack::next(uint64_t tail) {
     }
     ready.push_back(item.collective);
   }
-  plan_ = plan(ready, limits_);
-  const auto end = queue.begin() + static_cast<ptrdiff_t>(plan_.size);
-  batch.items.assign(
-      std::make_move_iterator(queue.begin()), std::make_move_iterator(end));
-  queue.erase(queue.begin(), end);
-  header_ = agreement_.header(batch, tail);
+  Plan planned = plan(ready, limits_);
+  Batch batch = cut(planned.size);
+  batch.plan = std::move(planned);
+  batch.header = agreement_.header(batch, tail);
   return batch;
 }
 
@@ -109,7 +105,7 @@ void DeviceTrack::post_header(const Batch& batch) {
     headers_.emplace(host_, static_cast<int64_t>(sizeof(FrameHeader)));
   }
   // No fingerprint: ranks that differ have to learn of it.
-  headers_->post(&header_, Lane{batch.items[0].collective->seq, 0, 0});
+  headers_->post(&batch.header, Lane{batch.items[0].collective->seq, 0, 0});
 }
 
 bool DeviceTrack::finish(Batch& batch) {
@@ -170,7 +166,7 @@ void DeviceTrack::launch_on_stream(const Batch& batch) {
       // Whoever waits for that one hears of it.
     }
   }
-  for (const auto& bucket : plan_.buckets) {
+  for (const auto& bucket : batch.plan.buckets) {
     std::vector<const Collective*> members;
     for (const size_t member : bucket) {
       members.push_back(batch.items[member].collective);

@@ -54,8 +54,6 @@ class DeviceTrack final : public Track {
   const Limits limits_;
   const bool check_;
   Agreement agreement_; ///< guarded by the engine's lock, but for check()
-  FrameHeader header_; ///< of the batch that was taken last
-  Plan plan_; ///< of that batch
   std::optional<RowExchange> headers_; ///< made for the first header
   std::map<c10::DeviceIndex, at::Tensor> not_finite_in_;
   std::shared_ptr<DeviceCall> last_; ///< launched by the backend itself

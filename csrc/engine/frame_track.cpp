@@ -11,9 +11,8 @@
 namespace hvd {
 
 Batch FrameTrack::next(uint64_t tail) {
-  Batch batch;
   if (!started.empty()) {
-    return batch;
+    return {};
   }
   const uint64_t bound = agreement_.bound(queue.front().collective->seq);
   std::vector<const Collective*> ready{queue.front().collective};
@@ -22,12 +21,10 @@ Batch FrameTrack::next(uint64_t tail) {
        ++place) {
     ready.push_back(queue[place].collective);
   }
-  plan_ = plan(ready, limits_);
-  const auto end = queue.begin() + static_cast<ptrdiff_t>(plan_.size);
-  batch.items.assign(
-      std::make_move_iterator(queue.begin()), std::make_move_iterator(end));
-  queue.erase(queue.begin(), end);
-  header_ = agreement_.header(batch, tail);
+  Plan planned = plan(ready, limits_);
+  Batch batch = cut(planned.size);
+  batch.plan = std::move(planned);
+  batch.header = agreement_.header(batch, tail);
   return batch;
 }
 
@@ -37,10 +34,10 @@ Rest FrameTrack::start(Batch& batch) {
         transport_, static_cast<int64_t>(sizeof(FrameHeader)) + limits_.frame);
   }
   std::byte* const frame = frames_->outgoing();
-  std::memcpy(frame, &header_, sizeof(header_));
-  int64_t end = sizeof(header_);
-  for (const auto& [member, offset] : plan_.framed) {
-    const int64_t begin = static_cast<int64_t>(sizeof(header_)) + offset;
+  std::memcpy(frame, &batch.header, sizeof(batch.header));
+  int64_t end = sizeof(batch.header);
+  for (const auto& [member, offset] : batch.plan.framed) {
+    const int64_t begin = static_cast<int64_t>(sizeof(batch.header)) + offset;
     const int64_t written =
         write_contribution(*batch.items[member].collective, frame + begin);
     if (written > 0) { // the frame ends with the last that this rank gives
@@ -58,7 +55,7 @@ bool FrameTrack::finish(Batch& batch) {
   }
   batch.times.exchanged = Clock::now();
   std::vector<const std::byte*> contributions(frames.size());
-  for (const auto& [member, offset] : plan_.framed) {
+  for (const auto& [member, offset] : batch.plan.framed) {
     for (size_t rank = 0; rank < frames.size(); ++rank) {
       contributions[rank] = frames[rank] + sizeof(FrameHeader) + offset;
     }
@@ -82,7 +79,7 @@ void FrameTrack::run_buckets(Batch& batch) {
   };
   const auto aligned = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
   int64_t packed = 0;
-  for (const auto& members : plan_.buckets) {
+  for (const auto& members : batch.plan.buckets) {
     packed += members.size() > 1 ? aligned(bytes_of(members)) : 0;
   }
   if (!fusion_buffer_.defined() || fusion_buffer_.numel() < packed) {
@@ -90,7 +87,7 @@ void FrameTrack::run_buckets(Batch& batch) {
     statistics_.grow_fusion_buffer(packed);
   }
   int64_t begin = 0;
-  for (const auto& members : plan_.buckets) {
+  for (const auto& members : batch.plan.buckets) {
     if (members.size() == 1) {
       batch.running.push_back(
           hvd::start(*batch.items[members[0]].collective, transport_));

@@ -37,8 +37,6 @@ class FrameTrack final : public Track {
   Statistics& statistics_;
   const Limits limits_;
   std::optional<FrameLane> frames_; ///< made for the first frame
-  FrameHeader header_; ///< of the batch under way
-  Plan plan_; ///< of the batch under way
   at::Tensor fusion_buffer_; ///< bytes; grows to need and is used again
 };
 

@@ -42,15 +42,13 @@ LargeTrack::LargeTrack(
           transport.moves_by_itself() ? kAdvancedBytes : kAdvancedAtHand) {}
 
 Batch LargeTrack::next(uint64_t tail) {
-  Batch batch;
   tail_ = tail;
   const int64_t bytes = queue.front().collective->bytes;
-  if (started.empty() || started_bytes_ + bytes <= most_started_) {
-    started_bytes_ += bytes;
-    batch.items.push_back(std::move(queue.front()));
-    queue.pop_front();
+  if (!started.empty() && started_bytes_ + bytes > most_started_) {
+    return {};
   }
-  return batch;
+  started_bytes_ += bytes;
+  return cut(1);
 }
 
 Rest LargeTrack::start(Batch& batch) {

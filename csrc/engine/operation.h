@@ -2,6 +2,7 @@
 
 #include "collectives/running.h"
 #include "common/collective.h"
+#include "engine/plan.h"
 #include "engine/timeline.h"
 
 #include <algorithm>
@@ -46,9 +47,21 @@ enum class Rest {
   Nothing,
 };
 
+/// What precedes the payload of every frame: one cache line.
+struct alignas(64) FrameHeader {
+  uint64_t seq = 0; ///< of the first collective of the batch
+  uint64_t tail = 0; ///< collectives that this rank has ready, see Agreement
+  uint64_t history = 0; ///< hash of everything before `seq`
+  uint64_t batch = 0; ///< hash of the batch
+  Signature signature; ///< of its first collective
+};
+static_assert(sizeof(FrameHeader) == 64);
+
 /// Collectives that travel together.
 struct Batch {
   std::vector<Item> items;
+  Plan plan; ///< of small ones
+  FrameHeader header; ///< that tells the other ranks of those, or is to
   Rest rest = Rest::Outputs;
   std::exception_ptr error; ///< of these alone; the group goes on
   std::vector<RunningPtr> running; ///< what is on the way beside the frame

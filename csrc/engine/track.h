@@ -3,7 +3,9 @@
 #include "engine/operation.h"
 
 #include <condition_variable>
+#include <cstddef>
 #include <deque>
+#include <iterator>
 
 namespace hvd {
 
@@ -54,6 +56,17 @@ class Track {
   /// batch has to go through the queue again. Throws Mismatch if only the batch
   /// has failed, or TransportError if the group has.
   virtual bool finish(Batch& batch) = 0;
+
+ protected:
+  /// Takes so many from the queue.
+  Batch cut(size_t count) {
+    Batch batch;
+    const auto end = queue.begin() + static_cast<ptrdiff_t>(count);
+    batch.items.assign(
+        std::make_move_iterator(queue.begin()), std::make_move_iterator(end));
+    queue.erase(queue.begin(), end);
+    return batch;
+  }
 };
 
 } // namespace hvd
