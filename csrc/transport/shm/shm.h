@@ -97,7 +97,12 @@ class ShmTransport final : public MatchingTransport {
   void release(const ShmRequest& request) noexcept;
 
   shm::Bell& bell() const;
+  /// Takes in what has come and writes what there is room for; returns whether
+  /// something had come.
   bool progress();
+  /// Does one thing that can be done at once for any request; returns whether
+  /// there was any.
+  bool serve(Lock& lock);
   void read_next_part(Lock& lock, shm::Receive& receive);
   /// Whether the bell rings soon.
   bool rings_soon(uint32_t seen) const;

@@ -132,12 +132,7 @@ void ShmTransport::attend(Deadline until) {
   Lock lock(mutex_);
   while (!aborted_ && Clock::now() < until) {
     const uint32_t seen = bell().strikes();
-    const bool moved = progress();
-    if (const auto receive = mailbox_.next_readable()) {
-      read_next_part(lock, *receive);
-    } else if (mailbox_.make_room() || mailbox_.keep_unclaimed()) {
-      continue; // for they are readable now
-    } else if (!moved) {
+    if (!serve(lock)) {
       lock.unlock();
       bell().wait(seen, until);
       lock.lock();
@@ -145,8 +140,16 @@ void ShmTransport::attend(Deadline until) {
   }
 }
 
-/// Takes in what has come and writes what there is room for; returns whether
-/// something had come.
+bool ShmTransport::serve(Lock& lock) {
+  const bool moved = progress();
+  if (const auto receive = mailbox_.next_readable()) {
+    read_next_part(lock, *receive);
+    return true;
+  }
+  // What that takes from the arenas is readable then.
+  return moved || mailbox_.make_room() || mailbox_.keep_unclaimed();
+}
+
 bool ShmTransport::progress() {
   bool moved = false;
   for (int peer = 0; peer < size(); ++peer) {
@@ -266,18 +269,15 @@ void ShmTransport::deliver(Lock& lock) {
   while (!has_ended() &&
          (outbox_.is_waiting() || mailbox_.awaits_users_message())) {
     const uint32_t seen = bell().strikes();
-    const bool moved = progress();
-    if (const auto receive = mailbox_.next_readable()) {
-      read_next_part(lock, *receive);
-    } else if (mailbox_.make_room() || mailbox_.keep_unclaimed()) {
-      continue; // for they are readable now
-    } else if (outbox_.is_waiting() && !moved) {
+    if (serve(lock)) {
+      pause = kLookForMessages;
+    } else if (outbox_.is_waiting()) {
       lock.unlock();
       bell().wait(seen, Clock::now() + kLookForRoom);
       lock.lock();
     } else {
-      pause = moved ? kLookForMessages : std::min(2 * pause, kLongestLook);
       ended_.wait_for(lock, pause, has_ended);
+      pause = std::min(2 * pause, kLongestLook);
     }
   }
 }
