@@ -115,6 +115,7 @@ void run_message_seeds(const Options& options) {
   test_short_messages_that_nobody_waits_for();
   test_abort_wakes_who_waits();
   test_what_has_come_before_a_farewell();
+  test_whose_time_was_up();
   for (uint64_t i = 0; i < options.message_seeds; ++i) {
     test_arena(options.first + i);
     test_stores_choice(options.first + i);

@@ -15,6 +15,8 @@
 #include <array>
 #include <chrono>
 #include <deque>
+#include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -167,6 +169,49 @@ void test_what_has_come_before_a_farewell() {
     }
   }
   request->wait(for_ever());
+}
+
+void test_whose_time_was_up() {
+  const auto pair = [] {
+    std::array<int, 2> ends{};
+    const int kind = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
+    REQUIRE(socketpair(AF_UNIX, kind, 0, ends.data()) == 0);
+    return ends;
+  };
+  const auto [zero, one] = pair();
+  const auto [one_to_two, two] = pair();
+  // What ranks 0 and 2 tell each other does not come.
+  const auto [zero_to_nobody, nobody] = pair();
+  const auto [two_to_nobody, nobody_either] = pair();
+  const Descriptor stays_open(nobody);
+  const Descriptor stays_open_too(nobody_either);
+  const auto make = [](int rank, std::vector<std::vector<int>> sockets) {
+    return std::make_unique<TcpTransport>(
+        rank, std::move(sockets), 1, std::chrono::seconds(30));
+  };
+  const Group group = [&] {
+    Group all;
+    all.push_back(make(0, {{}, {zero}, {zero_to_nobody}}));
+    all.push_back(make(1, {{one}, {}, {one_to_two}}));
+    all.push_back(make(2, {{two_to_nobody}, {two}, {}}));
+    return all;
+  }();
+  const auto error_of = [&](int rank, Deadline deadline) -> std::string {
+    try {
+      const auto from = rank == 0 ? 1 : 0;
+      auto received = at::empty({1}, at::kByte);
+      group[rank]->exchange({}, {{from, received}}, {0, 0, 0})->wait(deadline);
+    } catch (const TransportError& error) {
+      group[rank]->abort();
+      return error.what();
+    }
+    return "none";
+  };
+  REQUIRE(error_of(0, Clock::now()) == "tcp: Timed out waiting for rank 1");
+  for (const int rank : {1, 2}) {
+    REQUIRE(
+        error_of(rank, for_ever()) == "tcp: rank 0 timed out and gave up");
+  }
 }
 
 } // namespace hvd::model

@@ -27,6 +27,9 @@ void test_abort_wakes_who_waits();
 /// sent counts, though the first has given up since.
 void test_what_has_come_before_a_farewell();
 
+/// A rank hears who has timed out from whoever gives up because of that.
+void test_whose_time_was_up();
+
 /// ShmTransport, then TcpTransport, between ranks that are threads, two of
 /// each: a random program of exchanges, frames and messages; in some, a rank
 /// gives up on the way.

@@ -14,8 +14,9 @@ struct Header {
     Bytes, ///< which follow
     Offer, ///< of a message of the user's, which follows when asked for
     Request, ///< asks for a message
-    GaveUp, ///< nothing else comes; `bytes` is a rank that was lost, or -1
-    TimedOut, ///< the same, and why
+    /// Nothing else comes. `bytes`: a rank that was lost, or -1; `number`: one
+    /// more than a rank that timed out, or 0.
+    GaveUp,
   };
 
   Kind kind = Kind::Bytes;

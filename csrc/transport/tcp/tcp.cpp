@@ -268,9 +268,10 @@ ReceivePtr TcpTransport::take(int source, const Header& header) {
       return nullptr;
     }
     case Header::Kind::GaveUp:
-    case Header::Kind::TimedOut:
-      peer.farewell = header.kind == Header::Kind::TimedOut ? Farewell::TimedOut
-                                                            : Farewell::GaveUp;
+      peer.farewell = std::max(peer.farewell, Farewell::GaveUp);
+      if (header.number > 0 && header.number <= peers_.size()) {
+        peers_[header.number - 1].farewell = Farewell::TimedOut;
+      }
       if (header.bytes >= 0 && header.bytes < size()) {
         peers_[header.bytes].is_missed = true;
       }
@@ -316,14 +317,17 @@ void TcpTransport::abort() noexcept {
     }
     hear_out();
     aborted_ = true;
-    Header farewell{Header::Kind::GaveUp, 0, {}, -1};
     if (timed_out_) {
-      farewell.kind = Header::Kind::TimedOut;
+      peers_[rank()].farewell = Farewell::TimedOut;
     }
+    Header farewell{Header::Kind::GaveUp, 0, {}, -1};
     for (int peer = 0; peer < size(); ++peer) {
       peers_[peer].is_gone = has_left(peer);
       if (peers_[peer].is_gone) {
         farewell.bytes = peer;
+      }
+      if (peers_[peer].farewell == Farewell::TimedOut) {
+        farewell.number = static_cast<uint32_t>(peer) + 1;
       }
     }
     for (const int peer : others()) {
