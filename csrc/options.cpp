@@ -17,8 +17,8 @@ Engine::Settings engine_settings(const Options& options, int size) {
     return std::chrono::duration_cast<Clock::duration>(
         std::chrono::duration<double>(seconds));
   };
-  settings.stall_check = duration(options.stall_check_time.value());
-  settings.stall_shutdown = duration(options.stall_shutdown_time.value());
+  settings.stall.log = duration(options.stall_check_time.value());
+  settings.stall.end = duration(options.stall_shutdown_time.value());
   // Checked one at a time, a collective that is wrong spoils no other.
   settings.limits.fusion_threshold =
       settings.check ? 0 : options.fusion_threshold.value();

@@ -7,6 +7,7 @@
 #include "engine/large_track.h"
 #include "engine/memory_in_use.h"
 #include "engine/statistics.h"
+#include "engine/vigil.h"
 #include "engine/witness.h"
 
 #include <c10/util/FunctionRef.h>
@@ -32,8 +33,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   struct Settings {
     Limits limits;
     bool check = false; ///< compare before every collective
-    Clock::duration stall_check{0}; ///< when to log what waits; 0: never
-    Clock::duration stall_shutdown{0}; ///< when to fail it; 0: never
+    Vigil::Limits stall;
   };
 
   /// `device`: for tensors that are not on the host; may be null.
@@ -232,6 +232,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void rest(Lock& lock, Track& track, Clock::duration& nap);
   void ensure_watchdog();
   void watch();
+  /// What is due of something that is waited for. `describe`: where.
+  void tell_stall(
+      const Vigil::Stall& stall,
+      c10::function_ref<std::string()> describe);
   // With the lock held.
   Witness::Place place() const;
   Witness::Place place_at(const Collective* waited_for) const;

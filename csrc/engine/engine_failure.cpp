@@ -15,13 +15,8 @@ namespace hvd {
 
 namespace {
 
-// How long an operation is stuck before the ranks compare where they are.
-constexpr std::chrono::seconds kFirstLook{1};
-constexpr std::chrono::seconds kLongestLook{60};
 // How long an error message waits for the word of the other ranks.
 constexpr std::chrono::seconds kPatience{1};
-// How long a rank has nothing to do before it says so to others that may wait.
-constexpr std::chrono::seconds kIdle{5};
 
 } // namespace
 
@@ -237,81 +232,42 @@ Witness::Place Engine::place_at(const Collective* waited_for) const {
 }
 
 void Engine::watch() {
-  using std::chrono::duration_cast;
-  const auto check = settings_.stall_check;
-  const auto shutdown = settings_.stall_shutdown;
-  auto tick = Clock::duration(kFirstLook);
-  auto idle = Clock::duration(kIdle);
-  for (const auto limit : {check, shutdown}) {
-    if (limit > Clock::duration::zero()) {
-      tick = std::min(tick, limit / 4);
-      idle = std::min(idle, limit / 4);
-    }
-  }
-  struct {
-    Deadline since = Clock::now(); ///< this rank waits for it, or for nothing
-    Deadline next_report;
-  } collective, message;
-  Witness::Place last;
-  auto next_look = collective.since;
-  auto interval = Clock::duration(kFirstLook);
-  bool told = false;
+  Vigil vigil(settings_.stall, Clock::now());
   Lock lock(mutex_);
-  while (!stopped_.wait_for(lock, tick, [this] { return stop_; })) {
-    const Witness::Place at = place();
-    const auto now = Clock::now();
+  while (!stopped_.wait_for(lock, vigil.tick(), [this] { return stop_; })) {
     if (failing_) {
       continue;
     }
-    if (at.waiting != last.waiting || at.seq != last.seq) {
-      collective = {now, now + check};
-      interval = kFirstLook;
-      next_look = now + interval;
-      told = false;
-    }
-    if (at.message.number != last.message.number) {
-      message = {now, now + check};
-      told = false;
-    }
-    last = at;
+    const Witness::Place at = place();
+    const auto due = vigil.look(at, Clock::now());
     lock.unlock();
-    if (at.waiting) {
-      if (now >= next_look) {
-        interval = std::min(interval * 2, Clock::duration(kLongestLook));
-        next_look = now + interval;
-        if (differs_elsewhere(at)) {
-          // Whoever waits for the operation finds it failed, here and on every
-          // other rank, and explains why.
-          abort_transports();
-        }
-      }
-    } else if (!told) {
-      const auto enough = at.message.number > 0 ? tick : idle;
-      if (now - std::max(collective.since, message.since) >= enough) {
-        told = true;
-        std::lock_guard<std::mutex> guard(witness_mutex_);
-        witness_.tell(at);
-      }
+    if (due.to_compare && differs_elsewhere(at)) {
+      // Whoever waits for the operation finds it failed, here and on every
+      // other rank, and explains why.
+      abort_transports();
     }
-    const auto report = [&](auto& waited, auto describe) {
-      const auto age = now - waited.since;
-      if (check > Clock::duration::zero() && now >= waited.next_report) {
-        waited.next_report = now + check;
-        LOG(WARNING) << (this->*describe)(at, age);
-      }
-      if (shutdown > Clock::duration::zero() && age >= shutdown) {
-        abort(
-            (this->*describe)(at, age) +
-            ". HVD_STALL_SHUTDOWN_TIME allows no more");
-      }
-    };
-    if (at.waiting) {
-      report(collective, &Engine::describe_stall);
+    if (due.to_tell) {
+      std::lock_guard<std::mutex> guard(witness_mutex_);
+      witness_.tell(at);
     }
-    if (at.message.number > 0) {
-      report(message, &Engine::describe_message_stall);
-    }
+    tell_stall(due.collective, [&] {
+      return describe_stall(at, due.collective.age);
+    });
+    tell_stall(due.message, [&] {
+      return describe_message_stall(at, due.message.age);
+    });
     lock.lock();
+  }
+}
+
+void Engine::tell_stall(
+    const Vigil::Stall& stall,
+    c10::function_ref<std::string()> describe) {
+  if (stall.to_log) {
+    LOG(WARNING) << describe();
+  }
+  if (stall.to_end) {
+    abort(describe() + ". HVD_STALL_SHUTDOWN_TIME allows no more");
   }
 }
 
