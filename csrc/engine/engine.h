@@ -33,7 +33,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   struct Settings {
     Limits limits;
     bool check = false; ///< compare before every collective
-    Vigil::Limits stall;
+    Vigil::Limits stall{};
   };
 
   /// `device`: for tensors that are not on the host; may be null.
