@@ -52,6 +52,18 @@ def test_group_timeout() -> None:
     lonely(CALLS, SHORT)
 
 
+@pytest.mark.ranks(3, hosts=[3], transports=["shm", "tcp"])
+@pytest.mark.parametrize("count", [SMALL, LARGE])
+def test_whose_time_was_up(count: int) -> None:
+    """It is rank 0's; rank 2 has more, waits for rank 0, and hears why that gave up."""
+    rank = dist.get_rank()
+    group = dist.new_group(timeout=SHORT if rank == 0 else timedelta(minutes=1))
+    if rank != 1:
+        text = expect_timeout("all_reduce", partial(CALLS["all_reduce"], group, count))
+        assert rank == 0 or "rank 0 timed out and gave up" in text, text
+    dist.barrier()
+
+
 def with_set_timeout(group: dist.ProcessGroup | None, count: int) -> None:
     assert group is not None
     group.set_timeout(SHORT)

@@ -7,6 +7,7 @@
 #include <c10/util/FunctionRef.h>
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <memory>
 #include <string>
@@ -131,6 +132,9 @@ class MatchingTransport : public Transport {
   int max_tag() const final {
     return std::numeric_limits<int>::max();
   }
+  void note_timeout() noexcept final {
+    timed_out_ = true;
+  }
 
  protected:
   using KeyOf = c10::function_ref<Key(const at::Tensor&)>;
@@ -193,7 +197,7 @@ class MatchingTransport : public Transport {
   /// Throws TransportTimeout.
   template <typename Posted>
   [[noreturn]] void time_out(const Posted& request) {
-    timed_out_ = true;
+    note_timeout();
     std::vector<int> numbers;
     for (const int peer : others()) {
       if (request.needs(peer) || request.needs_any()) {
@@ -217,8 +221,8 @@ class MatchingTransport : public Transport {
 
   // Guarded as the rest of a transport's state.
   bool aborted_ = false;
-  bool timed_out_ = false;
   bool closing_ = false;
+  std::atomic<bool> timed_out_{false}; ///< not guarded
 
  private:
   template <typename Error = TransportError>

@@ -24,16 +24,21 @@ class RoutedTransport::RoutedRequest final : public Request {
   }
 
  private:
-  static void wait(
+  void wait(
       const RequestPtr& half,
       std::optional<Attendant>& of_the_other,
-      Deadline deadline) {
+      Deadline deadline) const {
     if (half) {
       std::optional<Attendant::Absence> absence;
       if (of_the_other) {
         absence.emplace(*of_the_other);
       }
-      half->wait(deadline);
+      try {
+        half->wait(deadline);
+      } catch (const TransportTimeout&) {
+        transport_.note_timeout(); // the other half does not know of it
+        throw;
+      }
     }
   }
 
@@ -138,6 +143,13 @@ RequestPtr RoutedTransport::recv(const at::Tensor& buffer, int peer, int tag) {
 
 RequestPtr RoutedTransport::recv_any(const at::Tensor& buffer, int tag) {
   return far_only(far_->recv_any(buffer, tag));
+}
+
+void RoutedTransport::note_timeout() noexcept {
+  if (near_) {
+    near_->note_timeout();
+  }
+  far_->note_timeout();
 }
 
 void RoutedTransport::abort() noexcept {

@@ -51,6 +51,7 @@ class RoutedTransport final : public Transport {
   int max_tag() const override {
     return far_->max_tag();
   }
+  void note_timeout() noexcept override;
   void abort() noexcept override;
   void leave() noexcept override;
 

@@ -214,6 +214,10 @@ class Transport {
   virtual RequestPtr recv_any(const at::Tensor& buffer, int tag) = 0;
   virtual int max_tag() const = 0;
 
+  /// A wait of this rank has timed out, though none for this transport: what
+  /// abort() tells the peers, if it can.
+  virtual void note_timeout() noexcept {}
+
   /// Makes every pending and later verb fail, here and, as connections close,
   /// on the peers. Idempotent.
   virtual void abort() noexcept = 0;
