@@ -57,8 +57,8 @@ def dry_run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("options", "command"),
     [
-        ("", "--role rank --tee 3 --no-python -- python a.py"),
-        ("-H here:2,localhost:1", "--role rank --tee 3 --no-python -- python a.py"),
+        ("", f"--no-python -- {RANK} --prefix python a.py"),
+        ("-H here:2,localhost:1", f"--no-python -- {RANK} --prefix python a.py"),
         ("--output-filename /o", f"--no-python -- {RANK} --output /o python a.py"),
     ],
 )
@@ -284,7 +284,7 @@ def test_what_follows_the_command_is_its_own(
 ) -> None:
     command = "python a.py --verbose -np 7 --mpi -- --cycle-time-ms 5"
     found = dry_run(capsys, "-np", "2", before + command)
-    assert found.endswith(f" --no-python -- {command}")
+    assert found.endswith(f" --no-python -- {RANK} --prefix {command}")
 
 
 @pytest.mark.parametrize(

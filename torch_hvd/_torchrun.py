@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import io
-import logging
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 
 from torch.distributed import run as torch_run
-from torch.distributed.elastic.multiprocessing import SignalException, tail_log
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 
-def _is_of_note(record: logging.LogRecord) -> bool:
-    """Whether it is more than that nobody reads what ranks print any longer, as with `| head`."""
-    return not record.exc_info or not isinstance(record.exc_info[1], BrokenPipeError)
+def _run(arguments: Sequence[str]) -> None:
+    try:
+        # Ranks that torch's `record` decorates write there what they failed of; torchrun would
+        # leave it behind.
+        with tempfile.TemporaryDirectory(prefix="hvdrun-") as folder:
+            torch_run.run(torch_run.parse_args(["--log-dir", folder, *arguments]))
+    finally:
+        # All ranks are gone, and what is left to say may have no reader, as with `2>&1 | head`.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run `torchrun` with `arguments` to its end; its ranks are gone when this returns."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)  # torchrun does not flush what ranks print
-    tail_log.logger.addFilter(_is_of_note)
     try:
-        # What ranks print goes through files, which torchrun would leave behind.
-        with tempfile.TemporaryDirectory(prefix="hvdrun-") as folder:
-            torch_run.run(torch_run.parse_args(["--log-dir", folder, *arguments]))
+        _run(arguments)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         code = failure.exitcode

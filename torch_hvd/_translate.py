@@ -65,9 +65,8 @@ def torchrun(job: Job) -> Command:
             # there is none.
             *("torchrun", "--standalone", "--local-addr", "127.0.0.1"),
             *("--nproc-per-node", str(job.size)),
-            *(() if job.output else ("--role", "rank", "--tee", "3")),
             # Without -- torchrun would take options of the command for its own, shortened: --run.
-            *("--no-python", "--", *_command(job)),
+            *("--no-python", "--", *_command(job, *(() if job.output else ("--prefix",)))),
         ),
         job.variables,
     )

@@ -7,7 +7,6 @@ import dataclasses
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -206,10 +205,7 @@ def start(command: _translate.Command) -> NoReturn:
 
         os.environ.clear()
         os.environ.update(variables)
-        code = _torchrun.run(arguments)
-        # All ranks are gone, and what is left to print may have no reader, as with `| head`.
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        sys.exit(code)
+        sys.exit(_torchrun.run(arguments))
     sys.stdout.flush()
     os.execve(program, command.arguments, variables)
 
