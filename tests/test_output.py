@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -309,3 +310,15 @@ sys.exit(10 + rank)
     assert ran.returncode == 11
     assert ran.stderr.splitlines()[-1] == "hvdrun: rank 1 exited with code 11"
     assert left == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "term"])
+def test_a_signal_as_ranks_start_leaves_nothing(tmp_path: Path, number: int) -> None:
+    env, token = environment({"TMPDIR": str(tmp_path)})
+    with subprocess.Popen([*HVDRUN, "-np", "2", "sleep", "100"], env=env) as job:
+        while not list(tmp_path.glob("hvdrun-*/*")):  # torchrun's, for the ranks
+            assert job.poll() is None
+            time.sleep(0.001)
+        job.send_signal(number)
+        assert job.wait(60) == 128 + number
+    assert (left_of(token), os.listdir(tmp_path)) == ([], [])

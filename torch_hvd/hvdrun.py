@@ -7,6 +7,7 @@ import dataclasses
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -201,6 +202,9 @@ def start(command: _translate.Command) -> NoReturn:
     variables = environment(command.variables)
     program, *arguments = command.arguments
     if program == "torchrun":
+        # Until torchrun has handlers of its own; there is no rank yet.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))
         from torch_hvd import _torchrun
 
         os.environ.clear()
