@@ -322,3 +322,16 @@ def test_a_signal_as_ranks_start_leaves_nothing(tmp_path: Path, number: int) -> 
         job.send_signal(number)
         assert job.wait(60) == 128 + number
     assert (left_of(token), os.listdir(tmp_path)) == ([], [])
+
+
+def test_ranks_do_not_outlive_hvdrun() -> None:
+    env, token = environment()
+    script = "print('here', flush=True); import time; time.sleep(100)"
+    command = [*HVDRUN, "-np", "2", sys.executable, "-c", script]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None
+        assert sorted(job.stdout.readline() for _ in range(2)) == [
+            f"[rank{rank}]:here\n".encode() for rank in range(2)
+        ]
+        job.kill()
+    assert left_of(token) == []

@@ -4,7 +4,8 @@
     python _rank.py [--output DIR] [--abort] COMMAND...
     python _rank.py --with PID COMMAND...
 
---prefix: what the rank prints gets its number before each line.
+--prefix: what the rank prints gets its number before each line. The rank gets SIGTERM where its
+launcher, torchrun, is gone without having ended it.
 --output: it goes to DIR/rank.N/stdout and stderr.
 --abort: a rank that fails ends the others, with its exit code. Hydra does so only for ranks that a
 signal has ended, unless it is told by the line that MPI_Abort writes (PMI-1).
@@ -272,6 +273,7 @@ def main() -> int:
         end_with(int(command[1]), signal.SIGTERM)
         replace(command[2:])
     if command[0] == "--prefix":
+        end_with(os.getppid(), signal.SIGTERM)
         prefix = f"[rank{_rank_and_size()[0]}]:".encode()
         return end_as(run(command[1:], [Lines(stream, prefix) for stream in (1, 2)]))
     if command[0] == "--output":
