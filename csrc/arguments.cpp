@@ -269,6 +269,23 @@ Collective Arguments::gather(
   return collective;
 }
 
+Collective Arguments::gather_into(
+    const at::Tensor& output,
+    const at::Tensor& input,
+    int64_t root) const {
+  auto collective = make(Verb::Gather, input, input.numel());
+  check_dense(name(Verb::Gather), input);
+  set_root(collective, root);
+  if (rank_ == root) {
+    check_dtype(Verb::Gather, output, input);
+    check_numel(Verb::Gather, "the output", output, input.numel() * size_);
+    collective.outputs = pieces(target(collective, output), size_);
+  }
+  collective.inputs = {source(collective, input)};
+  keep_apart(collective, rank_);
+  return collective;
+}
+
 Collective Arguments::scatter(
     const at::Tensor& output,
     const std::vector<at::Tensor>& inputs,

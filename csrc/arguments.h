@@ -51,6 +51,12 @@ class Arguments {
       const at::Tensor& input,
       int64_t root) const;
 
+  /// `output`: `size` times as large as `input`; anything off the root.
+  Collective gather_into(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      int64_t root) const;
+
   /// `inputs`: one per rank, all as large as `output`; empty off the root.
   Collective scatter(
       const at::Tensor& output,

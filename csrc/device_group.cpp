@@ -358,6 +358,28 @@ DeviceGroup::WorkPtr DeviceGroup::gather(
   return pass_on(std::move(passed), &Backend::gather, opts, outputs, inputs);
 }
 
+DeviceGroup::WorkPtr DeviceGroup::gather_into_tensor(
+    at::Tensor& output,
+    at::Tensor& input,
+    const c10d::GatherOptions& opts) {
+  TensorLists outputs;
+  if (opts.rootRank == getRank()) {
+    check_numel(Verb::Gather, "the output", output, input.numel() * getSize());
+    TORCH_CHECK(
+        output.is_contiguous(),
+        "hvd: gather: the output, of shape ",
+        output.sizes(),
+        " and strides ",
+        output.strides(),
+        ", is not contiguous, as it must be on a device");
+    auto shape = input.sizes().vec();
+    shape.insert(shape.begin(), getSize());
+    outputs.push_back(output.view(shape).unbind());
+  }
+  Tensors inputs{input};
+  return gather(outputs, inputs, opts);
+}
+
 DeviceGroup::WorkPtr DeviceGroup::scatter(
     Tensors& outputs,
     TensorLists& inputs,

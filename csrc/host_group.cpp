@@ -238,6 +238,19 @@ HostGroup::WorkPtr HostGroup::gather(
       opts.asyncOp);
 }
 
+HostGroup::WorkPtr HostGroup::gather_into_tensor(
+    at::Tensor& output,
+    at::Tensor& input,
+    const c10d::GatherOptions& opts) {
+  return submit(
+      c10d::OpType::GATHER,
+      "hvd:gather",
+      {input},
+      {output},
+      only(arguments(opts.timeout).gather_into(output, input, opts.rootRank)),
+      opts.asyncOp);
+}
+
 HostGroup::WorkPtr HostGroup::scatter(
     Tensors& outputs,
     TensorLists& inputs,

@@ -55,6 +55,11 @@ class HostGroup final : public c10d::Backend {
       Tensors&,
       const c10d::AllgatherOptions&) override;
   WorkPtr gather(TensorLists&, Tensors&, const c10d::GatherOptions&) override;
+  /// See ProcessGroupHVD.
+  WorkPtr gather_into_tensor(
+      at::Tensor& output,
+      at::Tensor& input,
+      const c10d::GatherOptions&);
   WorkPtr scatter(Tensors&, TensorLists&, const c10d::ScatterOptions&) override;
   WorkPtr reduce_scatter(
       Tensors&,

@@ -97,6 +97,13 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
       .def_property_readonly("options", &hvd::ProcessGroupHVD::options)
       .def_property_readonly("store", &hvd::ProcessGroupHVD::store)
       .def_property_readonly("transport", &hvd::ProcessGroupHVD::transport)
+      .def(
+          "gather_into_tensor",
+          &hvd::ProcessGroupHVD::gather_into_tensor,
+          py::arg("output"),
+          py::arg("input"),
+          py::arg("opts"),
+          py::call_guard<py::gil_scoped_release>())
       // Called where a new group is split from one with a device but has not
       // this rank; only NCCL's own needs to hear of it, and is not split.
       .def("perform_nocolor_split", [](py::object, py::object) {})

@@ -131,6 +131,15 @@ ProcessGroupHVD::WorkPtr ProcessGroupHVD::gather(
   return group_of(inputs).gather(outputs, inputs, opts);
 }
 
+ProcessGroupHVD::WorkPtr ProcessGroupHVD::gather_into_tensor(
+    at::Tensor& output,
+    at::Tensor& input,
+    const c10d::GatherOptions& opts) {
+  return on_device_ && on_device_->takes(input)
+      ? on_device_->gather_into_tensor(output, input, opts)
+      : on_host_->gather_into_tensor(output, input, opts);
+}
+
 ProcessGroupHVD::WorkPtr ProcessGroupHVD::scatter(
     Tensors& outputs,
     TensorLists& inputs,

@@ -78,6 +78,12 @@ class ProcessGroupHVD final : public c10d::Backend {
       Tensors&,
       const c10d::AllgatherOptions&) override;
   WorkPtr gather(TensorLists&, Tensors&, const c10d::GatherOptions&) override;
+  /// No override where torch has no such verb: before 2.15. On the root alone
+  /// `output` means anything.
+  WorkPtr gather_into_tensor(
+      at::Tensor& output,
+      at::Tensor& input,
+      const c10d::GatherOptions&);
   WorkPtr scatter(Tensors&, TensorLists&, const c10d::ScatterOptions&) override;
   WorkPtr reduce_scatter(
       Tensors&,

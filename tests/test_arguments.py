@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from calls import check_group
+from verbs import gather_into
 
 pytestmark = pytest.mark.ranks(3, transports=["shm"])
 
@@ -105,6 +106,18 @@ WRONG: dict[str, tuple[Call, str]] = {
     "gather-size": (
         lambda: dist.gather(whole(4), of(4, 4, 3)),
         "gather: an output has 3 elements (shape [3]) where 4 are needed",
+    ),
+    "gather-into": (
+        lambda: gather_into(whole(11), whole(4), dst=0),
+        "gather: the output has 11 elements (shape [11]) where 12 are needed",
+    ),
+    "gather-into-dtype": (
+        lambda: gather_into(whole(12, torch.int32), whole(4), dst=0),
+        "gather of tensors of different dtypes, float32 and int32; all must be the same",
+    ),
+    "gather-into-root": (
+        lambda: gather_into(whole(12), whole(4), dst=3),
+        "gather: root 3 is not a rank of the group; ranks are 0 to 2",
     ),
     "scatter-count": (
         lambda: dist.scatter(whole(4), of(4, 4)),

@@ -21,6 +21,7 @@ import standin
 import torch_hvd
 from calls import expect_error, says_called
 from rows import filled
+from verbs import gather_into
 
 BURST = 115
 
@@ -70,6 +71,26 @@ def test_a_future_is_no_wait() -> None:
             assert not work.get_future().done()
             store.set("rank 0 has looked", "")
         assert filled(work.get_future().wait()[0], 1)
+
+
+@pytest.mark.ranks(2, 3, transports=["auto"])
+def test_gather_into_tensor() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mine = torch.full((2, 3), float(rank))
+    with standin.group() as group:
+        for root in (0, size - 1):
+            output = torch.empty(size, 6) if rank == root else torch.empty(0)
+            gather_into(output, mine, dst=root, group=group)
+            if rank == root:
+                assert torch.equal(output, torch.arange(float(size)).repeat(6, 1).t())
+        if rank == 0:
+            for wrong, says in (
+                (torch.empty(size, 5), rf"output has {5 * size} elements .* {6 * size} are needed"),
+                (torch.empty(6, size).t(), rf"shape \[{size}, 6\] .* is not contiguous"),
+            ):
+                with pytest.raises(RuntimeError, match=f"hvd: gather: .*{says}"):
+                    gather_into(wrong, mine, dst=0, group=group)
+        dist.barrier(group=group)
 
 
 @pytest.mark.ranks(2, transports=["auto"])

@@ -7,9 +7,12 @@ identical ones.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import _get_default_group
 
 from rows import Row, laid_out, reduce_op
 
@@ -171,6 +174,33 @@ def gather(row: Row) -> None:
             row.equal(output, row.values(rank), f"root {root}, from rank {rank}")
 
 
+def gather_into(
+    output: Tensor, tensor: Tensor, dst: int, group: Any = None, async_op: bool = False
+) -> Any:
+    """`dist.gather_single`, which torch has from 2.15 on; the backend always has it."""
+    options = dist.GatherOptions()
+    options.rootRank, options.asyncOp = dst, async_op
+    backend: Any = (group or _get_default_group())._get_backend(tensor.device)
+    work = backend.gather_into_tensor(output, tensor, options)
+    if not async_op:
+        work.wait()
+    return work
+
+
+def gather_into_tensor(row: Row) -> None:
+    dims = row.shape.of(row.dtype)
+    expected = torch.stack([row.values(rank) for rank in range(row.size)])
+    for root in roots(row):
+        output = torch.empty(row.size, *dims, dtype=row.dtype)
+        if row.shape.layout != "contiguous":
+            output = torch.empty(*dims, row.size, dtype=row.dtype).movedim(-1, 0)
+        if row.rank != root:
+            output = torch.empty(0)  # which stands for none
+        row.call(gather_into, output, row.input(), dst=root)
+        if row.rank == root:
+            row.equal(output, expected, f"root {root}")
+
+
 def scatter(row: Row) -> None:
     for root in roots(row):
         inputs = [row.input(slot=rank) for rank in range(row.size)] if row.rank == root else None
@@ -237,6 +267,7 @@ MOVING: tuple[Check, ...] = (
     all_gather_in_one_go,
     all_gather_coalesced,
     gather,
+    gather_into_tensor,
     scatter,
     all_to_all,
     all_to_all_uneven,

@@ -3,7 +3,7 @@ from datetime import timedelta
 from typing import Any
 
 from torch import Tensor, device
-from torch._C._distributed_c10d import Backend, Store
+from torch._C._distributed_c10d import Backend, GatherOptions, Store, Work
 
 class Options:
     """Settings of one process group, for `init_process_group(pg_options=...)` and `new_group`.
@@ -85,6 +85,9 @@ class ProcessGroupHVD(Backend):
     @property
     def transport(self) -> str:
         """What carries its messages, as "shm", "shm+tcp+nccl" or, alone, "none"."""
+
+    def gather_into_tensor(self, output: Tensor, input: Tensor, opts: GatherOptions) -> Work:
+        """Gather `input` of every rank to `output` of the root, which is `size` times as large."""
 
     def _set_default_timeout(self, timeout: timedelta) -> None: ...
     def perform_nocolor_split(self, device: device) -> None: ...
