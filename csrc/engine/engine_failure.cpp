@@ -250,9 +250,8 @@ void Engine::watch() {
       std::lock_guard<std::mutex> guard(witness_mutex_);
       witness_.tell(at);
     }
-    tell_stall(due.collective, [&] {
-      return describe_stall(at, due.collective.age);
-    });
+    tell_stall(
+        due.collective, [&] { return describe_stall(at, due.collective.age); });
     tell_stall(due.message, [&] {
       return describe_message_stall(at, due.message.age);
     });

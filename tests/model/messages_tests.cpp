@@ -209,8 +209,7 @@ void test_whose_time_was_up() {
   };
   REQUIRE(error_of(0, Clock::now()) == "tcp: Timed out waiting for rank 1");
   for (const int rank : {1, 2}) {
-    REQUIRE(
-        error_of(rank, for_ever()) == "tcp: rank 0 timed out and gave up");
+    REQUIRE(error_of(rank, for_ever()) == "tcp: rank 0 timed out and gave up");
   }
 }
 

@@ -103,8 +103,7 @@ void test_vigil_of_who_waits() {
 void test_vigil_of_who_does_not() {
   REQUIRE(stay({}, {}, seconds(1), 20).told == (Times{5}));
   REQUIRE(stay(in_message(1), {}, seconds(1), 20).told == (Times{1}));
-  REQUIRE(
-      stay({}, {seconds(2), {}}, milliseconds(500), 20).told == (Times{1}));
+  REQUIRE(stay({}, {seconds(2), {}}, milliseconds(500), 20).told == (Times{1}));
   const auto idle = stay({}, {seconds(4), seconds(4)}, seconds(1), 20);
   REQUIRE(idle.logged.empty() && idle.ended.empty());
   REQUIRE(idle.message_logged.empty() && idle.message_ended.empty());
