@@ -7,7 +7,7 @@
 #include "engine/large_track.h"
 #include "engine/memory_in_use.h"
 #include "engine/statistics.h"
-#include "engine/vigil.h"
+#include "engine/stall_inspector.h"
 #include "engine/witness.h"
 
 #include <c10/util/FunctionRef.h>
@@ -33,7 +33,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   struct Settings {
     Limits limits;
     bool check = false; ///< compare before every collective
-    Vigil::Limits stall{};
+    StallInspector::Limits stall{};
   };
 
   /// `device`: for tensors that are not on the host; may be null.
@@ -234,7 +234,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void watch();
   /// What is due of something that is waited for. `describe`: where.
   void tell_stall(
-      const Vigil::Stall& stall,
+      const StallInspector::Stall& stall,
       c10::function_ref<std::string()> describe);
   // With the lock held.
   Witness::Place place() const;

@@ -232,14 +232,14 @@ Witness::Place Engine::place_at(const Collective* waited_for) const {
 }
 
 void Engine::watch() {
-  Vigil vigil(settings_.stall, Clock::now());
+  StallInspector inspector(settings_.stall, Clock::now());
   Lock lock(mutex_);
-  while (!stopped_.wait_for(lock, vigil.tick(), [this] { return stop_; })) {
+  while (!stopped_.wait_for(lock, inspector.tick(), [this] { return stop_; })) {
     if (failing_) {
       continue;
     }
     const Witness::Place at = place();
-    const auto due = vigil.look(at, Clock::now());
+    const auto due = inspector.inspect(at, Clock::now());
     lock.unlock();
     if (due.to_compare && differs_elsewhere(at)) {
       // Whoever waits for the operation finds it failed, here and on every
@@ -260,7 +260,7 @@ void Engine::watch() {
 }
 
 void Engine::tell_stall(
-    const Vigil::Stall& stall,
+    const StallInspector::Stall& stall,
     c10::function_ref<std::string()> describe) {
   if (stall.to_log) {
     LOG(WARNING) << describe();

@@ -10,7 +10,7 @@
 #include "simulation.h"
 #include "thread_clock_tests.h"
 #include "unit_tests.h"
-#include "vigil_tests.h"
+#include "stall_inspector_tests.h"
 
 #include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -140,9 +140,9 @@ int main(int argc, char** argv) {
   test_codec_for();
   test_error_feedback();
   test_thread_clock();
-  test_vigil_of_who_waits();
-  test_vigil_of_who_does_not();
-  test_vigil_begins_anew();
+  test_stalls_of_who_waits();
+  test_stalls_of_who_does_not();
+  test_stalls_begin_anew();
   test_window();
   test_window_of_encoded();
   test_ahead();

@@ -1,4 +1,4 @@
-#include "engine/vigil.h"
+#include "engine/stall_inspector.h"
 
 #include <algorithm>
 
@@ -20,7 +20,7 @@ constexpr int kLooks = 4;
 
 } // namespace
 
-Vigil::Vigil(const Limits& limits, Deadline now)
+StallInspector::StallInspector(const Limits& limits, Deadline now)
     : limits_(limits),
       tick_(kTick),
       idle_(kIdle),
@@ -36,7 +36,9 @@ Vigil::Vigil(const Limits& limits, Deadline now)
   }
 }
 
-Vigil::Due Vigil::look(const Witness::Call& at, Deadline now) {
+StallInspector::Due StallInspector::inspect(
+    const Witness::Call& at,
+    Deadline now) {
   if (at.waiting != last_.waiting || at.seq != last_.seq) {
     collective_ = wait_from(now);
     interval_ = kFirstComparison;
@@ -68,7 +70,7 @@ Vigil::Due Vigil::look(const Witness::Call& at, Deadline now) {
   return due;
 }
 
-Vigil::Stall Vigil::stall(Wait& wait, Deadline now) const {
+StallInspector::Stall StallInspector::stall(Wait& wait, Deadline now) const {
   const auto zero = Clock::duration::zero();
   Stall stall;
   stall.age = now - wait.since;

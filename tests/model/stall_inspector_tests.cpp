@@ -1,6 +1,6 @@
-#include "vigil_tests.h"
+#include "stall_inspector_tests.h"
 
-#include "engine/vigil.h"
+#include "engine/stall_inspector.h"
 #include "require.h"
 
 #include <vector>
@@ -11,7 +11,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using Limits = Vigil::Limits;
+using Limits = StallInspector::Limits;
 using Times = std::vector<int64_t>;
 
 Witness::Call in_collective(uint64_t seq) {
@@ -36,7 +36,7 @@ struct Seen {
   Times message_logged;
   Times message_ended;
 
-  void add(int64_t look, const Vigil::Due& due) {
+  void add(int64_t look, const StallInspector::Due& due) {
     const auto add = [&](bool is_due, Times& times) {
       if (is_due) {
         times.push_back(look);
@@ -58,19 +58,19 @@ Seen stay(
     Clock::duration tick,
     int64_t looks) {
   const auto start = Clock::now();
-  Vigil vigil(limits, start);
-  REQUIRE(vigil.tick() == tick);
-  vigil.look(at, start);
+  StallInspector inspector(limits, start);
+  REQUIRE(inspector.tick() == tick);
+  inspector.inspect(at, start);
   Seen seen;
   for (int64_t i = 1; i <= looks; ++i) {
-    seen.add(i, vigil.look(at, start + i * tick));
+    seen.add(i, inspector.inspect(at, start + i * tick));
   }
   return seen;
 }
 
 } // namespace
 
-void test_vigil_of_who_waits() {
+void test_stalls_of_who_waits() {
   const auto unlimited = stay(in_collective(3), {}, seconds(1), 200);
   REQUIRE(unlimited.compared == (Times{1, 3, 7, 15, 31, 63, 123, 183}));
   REQUIRE(unlimited.told.empty());
@@ -100,7 +100,7 @@ void test_vigil_of_who_waits() {
   REQUIRE(message.compared.empty());
 }
 
-void test_vigil_of_who_does_not() {
+void test_stalls_of_who_does_not() {
   REQUIRE(stay({}, {}, seconds(1), 20).told == (Times{5}));
   REQUIRE(stay(in_message(1), {}, seconds(1), 20).told == (Times{1}));
   REQUIRE(stay({}, {seconds(2), {}}, milliseconds(500), 20).told == (Times{1}));
@@ -109,27 +109,27 @@ void test_vigil_of_who_does_not() {
   REQUIRE(idle.message_logged.empty() && idle.message_ended.empty());
 }
 
-void test_vigil_begins_anew() {
+void test_stalls_begin_anew() {
   const auto start = Clock::now();
   const auto at = [&](int64_t second) { return start + seconds(second); };
-  Vigil vigil({seconds(8), {}}, start);
-  vigil.look(in_collective(3), at(0));
-  REQUIRE(vigil.look(in_collective(3), at(1)).to_compare);
-  auto due = vigil.look(in_collective(4), at(2));
+  StallInspector inspector({seconds(8), {}}, start);
+  inspector.inspect(in_collective(3), at(0));
+  REQUIRE(inspector.inspect(in_collective(3), at(1)).to_compare);
+  auto due = inspector.inspect(in_collective(4), at(2));
   REQUIRE(due.collective.age == seconds(0) && !due.to_compare);
-  due = vigil.look(in_collective(4), at(3));
+  due = inspector.inspect(in_collective(4), at(3));
   REQUIRE(due.collective.age == seconds(1) && due.to_compare);
-  REQUIRE(!vigil.look(in_collective(4), at(9)).collective.to_log);
-  REQUIRE(vigil.look(in_collective(4), at(10)).collective.to_log);
+  REQUIRE(!inspector.inspect(in_collective(4), at(9)).collective.to_log);
+  REQUIRE(inspector.inspect(in_collective(4), at(10)).collective.to_log);
 
   // What it has told others of one message they know of that one only.
-  vigil.look(in_message(1), at(11));
-  due = vigil.look(in_message(1), at(13));
+  inspector.inspect(in_message(1), at(11));
+  due = inspector.inspect(in_message(1), at(13));
   REQUIRE(due.to_tell && due.message.age == seconds(2));
   REQUIRE(due.collective.age == seconds(0));
-  REQUIRE(!vigil.look(in_message(1), at(15)).to_tell);
-  vigil.look(in_message(2), at(16));
-  due = vigil.look(in_message(2), at(18));
+  REQUIRE(!inspector.inspect(in_message(1), at(15)).to_tell);
+  inspector.inspect(in_message(2), at(16));
+  due = inspector.inspect(in_message(2), at(18));
   REQUIRE(due.to_tell && due.message.age == seconds(2));
 }
 

@@ -5,12 +5,12 @@ namespace hvd::model {
 // Each ends the process where something is wrong.
 
 /// When a rank that waits compares, logs and ends: at which seconds.
-void test_vigil_of_who_waits();
+void test_stalls_of_who_waits();
 
 /// When a rank that waits for no collective tells the others.
-void test_vigil_of_who_does_not();
+void test_stalls_of_who_does_not();
 
 /// Each thing that is waited for has a time of its own.
-void test_vigil_begins_anew();
+void test_stalls_begin_anew();
 
 } // namespace hvd::model

@@ -9,7 +9,7 @@ namespace hvd {
 /// what it remembers of the looks before.
 ///
 /// Not thread-safe.
-class Vigil {
+class StallInspector {
  public:
   /// When waiting is to be logged, again and again, and when it has to end;
   /// zero: never.
@@ -35,15 +35,15 @@ class Vigil {
     Stall message;
   };
 
-  Vigil(const Limits& limits, Deadline now);
+  StallInspector(const Limits& limits, Deadline now);
 
-  /// How often to look.
+  /// How often to inspect.
   Clock::duration tick() const {
     return tick_;
   }
 
   /// `at`: where the rank is.
-  Due look(const Witness::Call& at, Deadline now);
+  Due inspect(const Witness::Call& at, Deadline now);
 
  private:
   struct Wait {
