@@ -94,6 +94,21 @@ def test_a_line_in_parts_is_written_at_once() -> None:
         assert rank.wait(60) == 0
 
 
+def test_python_keeps_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it is told so."""
+    script = "print('here'); sys.stdin.readline(); os.write(1, b'then\\n')"
+    here, then = b"[rank3]:here\n", b"[rank3]:then\n"
+    monkeypatch.setitem(ENV, "PYTHONUNBUFFERED", "")
+    with started(script) as (rank, packets):
+        answer(rank)
+        assert b"".join(iter(lambda: packets.recv(LONG), b"")) == then + here
+    monkeypatch.delitem(ENV, "PYTHONUNBUFFERED")
+    with started(script) as (rank, packets):
+        assert packets.recv(LONG) == here
+        answer(rank)
+        assert packets.recv(LONG) == then
+
+
 @pytest.mark.parametrize(
     ("first", "then", "expected"),
     [

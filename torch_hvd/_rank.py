@@ -274,6 +274,8 @@ def main() -> int:
         replace(command[2:])
     if command[0] == "--prefix":
         end_with(os.getppid(), signal.SIGTERM)
+        # To a pipe Python writes when it has some KB. Horovod's launcher sets this, too.
+        os.environ.setdefault("PYTHONUNBUFFERED", "1")
         prefix = f"[rank{_rank_and_size()[0]}]:".encode()
         return end_as(run(command[1:], [Lines(stream, prefix) for stream in (1, 2)]))
     if command[0] == "--output":
