@@ -47,8 +47,8 @@ enum class Rest {
   Nothing,
 };
 
-/// What precedes the payload of every frame: one cache line.
-struct alignas(64) FrameHeader {
+/// What precedes the payload of every frame: as long as a cache line.
+struct FrameHeader {
   uint64_t seq = 0; ///< of the first collective of the batch
   uint64_t tail = 0; ///< collectives that this rank has ready, see Agreement
   uint64_t history = 0; ///< hash of everything before `seq`
