@@ -127,8 +127,8 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
       py::arg("maker"));
 
   m.def(
-      "shutdown_all",
-      [] { hvd::Registry::instance().shutdown_all(); },
+      "end_all",
+      [] { hvd::Registry::instance().end_all(); },
       py::call_guard<py::gil_scoped_release>());
 
   m.def(

@@ -36,13 +36,13 @@ std::vector<std::shared_ptr<Statistics>> Registry::statistics() {
   return own;
 }
 
-void Registry::shutdown_all() {
+void Registry::end_all() {
   std::unique_lock<std::mutex> lock(mutex_);
   const auto engines = engines_;
   lock.unlock();
   for (const auto& weak : engines) {
     if (const auto engine = weak.lock()) {
-      engine->shutdown();
+      engine->end();
     }
   }
 }

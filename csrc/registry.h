@@ -27,8 +27,8 @@ class Registry {
   /// Of every group that this process has made.
   std::vector<std::shared_ptr<Statistics>> statistics();
 
-  /// Shuts down every engine that is still there.
-  void shutdown_all();
+  /// The process ends: see Engine::end().
+  void end_all();
 
  private:
   std::mutex mutex_;

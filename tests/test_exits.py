@@ -52,6 +52,35 @@ def test_end_of_program(end: str) -> None:
             assert "terminate" not in ended.stderr and "Traceback" not in ended.stderr, ended.stderr
 
 
+CALLS_OF_A_DAEMON = {
+    "small": "dist.all_reduce(torch.ones(4))",
+    "large": "dist.all_reduce(torch.ones(300000))",
+    "recv": "dist.recv(torch.ones(4), src=1)",
+}
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp", "gloo"])
+@pytest.mark.parametrize("call", CALLS_OF_A_DAEMON)
+def test_a_daemon_thread_that_waits(call: str, transport: str) -> None:
+    """It keeps nobody from ending, and the others learn that this rank has ended."""
+    script = f"""
+        import threading
+        if rank == 0:
+            def wait():
+                {CALLS_OF_A_DAEMON[call]}
+            threading.Thread(target=wait, daemon=True).start()
+            time.sleep(0.5)
+        else:
+            try:
+                dist.recv(torch.ones(1), src=0)
+            except dist.DistBackendError:
+                print("end", flush=True)
+    """
+    ended = launch(script, size=2, env={"HVD_TRANSPORT": transport}, timeout=30.0)
+    assert [each.returncode for each in ended] == [0, 0], [each.stderr for each in ended]
+    assert ended[1].stdout == "end\n"
+
+
 def test_what_is_under_way_at_the_end_is_finished(tmp_path: Path) -> None:
     """Before the statistics are written, which count it."""
     script = """

@@ -41,6 +41,15 @@ if dist.get_rank() == 1:
     {}
 time.sleep(150)
 """
+# Rank 1 ends before the others do, and one of its threads waits for them.
+LEFT_WAITING = """
+import threading, time, torch, torch.distributed as dist
+dist.init_process_group("hvd")
+dist.barrier()
+if dist.get_rank() == 1:
+    threading.Thread(target=lambda: dist.{}, daemon=True).start()
+time.sleep(2 - 1.5 * dist.get_rank())
+"""
 # The first time rank 1 is killed, while rank 0 waits for it.
 RESTARTED = """
 import os, signal, torch, torch.distributed as dist
@@ -254,6 +263,18 @@ def test_a_rank_that_exits_does_not_wait_for_the_others(kind: str, tmp_path: Pat
     assert ran.returncode != 0
     assert "no such folder" in ran.stdout + ran.stderr, ran
     assert ran.stdout.count("here") == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("call", ["recv(torch.ones(1), src=0)", "all_reduce(torch.ones(1))"])
+def test_a_daemon_thread_that_waits_ends_with_its_rank(
+    kind: str, call: str, tmp_path: Path
+) -> None:
+    """It calls nothing of MPI any more once that was finalised."""
+    script = LEFT_WAITING.format(call)
+    command = plain(kind, mpirun(kind, tmp_path), 2, sys.executable, "-c", script)
+    ran = run(command, HVD_TRANSPORT="mpi")
+    assert ran.returncode == 0, ran
 
 
 def test_a_command_that_is_not_there(hvdrun: list[str]) -> None:

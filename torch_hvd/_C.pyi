@@ -265,8 +265,8 @@ def start_unlaunched_mpi(
         RuntimeError: MPI's own words.
     """
 
-def shutdown_all() -> None:
-    """Shut down every group of this process that is still open."""
+def end_all() -> None:
+    """Shut down every open group of this process, but for those that a daemon thread waits for."""
 
 def override_compression(name: str | None) -> str | None:
     """Takes the place of every group's compression for what this thread calls; None: of none.

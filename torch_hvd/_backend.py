@@ -112,6 +112,6 @@ _C.set_maker(_make)
 def end() -> None:
     """Shut down all groups, when the program ends, and write what is left of what was recorded."""
     try:
-        _C.shutdown_all()
+        _C.end_all()
     finally:
         _trace.end()

@@ -160,6 +160,7 @@ void Engine::enqueue(
 void Engine::drive_until_done(const Operation& operation) {
   const auto call = waiting();
   Lock lock(mutex_);
+  ++callers_;
   // Again each time round: others let in what this thread may have to start.
   for (start_all(lock); !operation.done; start_all(lock)) {
     // Only up to where the operation is: all else may wait for what another
@@ -179,15 +180,19 @@ void Engine::drive_until_done(const Operation& operation) {
       work_off(lock, track);
     }
   }
+  --callers_;
   wake_sleepers();
 }
 
 bool Engine::wait_until_done(const Operation& operation, Deadline deadline) {
   const auto call = waiting();
   Lock lock(mutex_);
+  ++callers_;
   start_all(lock);
   wake_sleepers();
-  return progress_.wait_until(lock, deadline, [&] { return operation.done; });
+  progress_.wait_until(lock, deadline, [&] { return operation.done; });
+  --callers_;
+  return operation.done;
 }
 
 WaitingTime::Call Engine::waiting() {

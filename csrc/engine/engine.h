@@ -78,6 +78,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Idempotent, never throws.
   void shutdown() noexcept;
 
+  /// The process ends: shutdown(), unless a thread waits for a collective. That
+  /// is a daemon, which Python has left where it is and does not want back; the
+  /// others take this rank for dead, as they do where the system ends it.
+  void end() noexcept;
+
   /// Fails everything pending, and later calls, with `reason`. Idempotent,
   /// never throws.
   void abort(const std::string& reason) noexcept;
@@ -292,6 +297,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   uint64_t batches_ = 0;
   std::vector<Witness::Message> messages_; ///< waited for, in this order
   uint64_t messages_waited_ = 0; ///< so far
+  size_t callers_ = 0; ///< threads that wait for a collective
   bool watched_ = false; ///< there is a watchdog
   bool closed_ = false;
   bool stop_ = false;

@@ -313,4 +313,16 @@ void Engine::shutdown() noexcept {
   }
 }
 
+void Engine::end() noexcept {
+  if (forked()) {
+    return;
+  }
+  Lock lock(mutex_);
+  if (callers_ > 0) {
+    return; // woken, it would ask for the GIL, and Python end it with a crash
+  }
+  lock.unlock();
+  shutdown();
+}
+
 } // namespace hvd

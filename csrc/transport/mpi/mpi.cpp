@@ -260,11 +260,15 @@ RequestPtr MpiTransport::recv_any(const at::Tensor& buffer, int tag) {
 }
 
 bool MpiTransport::is_gone(int peer) const {
+  const auto held = World::instance().hold();
+  return has_left_or_died(peer);
+}
+
+bool MpiTransport::has_left_or_died(int peer) const {
   return peer != rank() && (peers_.is_gone(peer) || has_left(peer));
 }
 
 bool MpiTransport::has_left(int peer) const {
-  const auto held = World::instance().hold();
   try {
     return World::instance().is_usable() && membership_->has_left(peer);
   } catch (const TransportError&) {
@@ -307,7 +311,7 @@ void MpiTransport::wait(Pending& pending, Deadline deadline) {
       keeper_->note();
     }
     const auto done_before = pending.done();
-    if (pending.test()) {
+    if (test(pending)) {
       return;
     }
     if (pending.is_given_up()) {
@@ -324,6 +328,19 @@ void MpiTransport::wait(Pending& pending, Deadline deadline) {
       next_look = now + kLook;
       look_around(pending);
     }
+  }
+}
+
+bool MpiTransport::test(Pending& pending) {
+  {
+    const auto held = World::instance().hold();
+    if (!World::instance().has_ended()) {
+      return pending.test();
+    }
+  }
+  // A daemon thread, at the end of the process. Python must not get it back.
+  for (;;) {
+    std::this_thread::sleep_for(kLook);
   }
 }
 
@@ -370,13 +387,17 @@ void MpiTransport::check_notices() const {
 }
 
 void MpiTransport::look_around(Pending& pending) const {
+  const auto held = World::instance().hold();
+  if (World::instance().has_ended()) {
+    return;
+  }
   check_notices();
   const int peer = pending.awaited_peer();
   const bool any = peer == Messages::kAnyPeer;
   const auto all_awaited = [&](auto is) {
     return any ? std::ranges::all_of(others(), is) : is(peer);
   };
-  if (!all_awaited([this](int one) { return is_gone(one); })) {
+  if (!all_awaited([this](int one) { return has_left_or_died(one); })) {
     return;
   }
   // What it had sent may be here all the same, or on its way from another host.

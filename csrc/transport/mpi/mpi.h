@@ -112,9 +112,13 @@ class MpiTransport final : public Transport {
   void check_not_aborted() const;
   void check_open() const;
   void wait(Pending& pending, Deadline deadline);
+  /// Whether it is done. Does not return where MPI has been finalised
+  /// meanwhile.
+  bool test(Pending& pending);
   /// Looks for what ends a wait other than its message. Throws TransportError,
   /// or RankLeft.
   void look_around(Pending& pending) const;
+  bool has_left_or_died(int peer) const;
   /// Whether the peer has let this rank know that it leaves.
   bool has_left(int peer) const;
   /// Whether it has ended, or has said that it gives up, or leaves where who

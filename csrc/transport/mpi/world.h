@@ -53,6 +53,11 @@ class World {
   /// False once MPI was finalised, and in a process forked off.
   bool is_usable();
 
+  /// Whether this process has finalised MPI, which it does at its end.
+  bool has_ended() const {
+    return running_ == nullptr;
+  }
+
   /// MPI is not finalised as long as this is held.
   std::shared_lock<std::shared_mutex> hold() {
     return std::shared_lock(in_use_);
