@@ -81,9 +81,7 @@ Batch DeviceTrack::next(uint64_t tail) {
     }
     ready.push_back(item.collective);
   }
-  Plan planned = plan(ready, limits_);
-  Batch batch = cut(planned.size);
-  batch.plan = std::move(planned);
+  Batch batch = cut(plan(ready, limits_));
   batch.header = agreement_.header(batch, tail);
   return batch;
 }

@@ -21,9 +21,7 @@ Batch FrameTrack::next(uint64_t tail) {
        ++place) {
     ready.push_back(queue[place].collective);
   }
-  Plan planned = plan(ready, limits_);
-  Batch batch = cut(planned.size);
-  batch.plan = std::move(planned);
+  Batch batch = cut(plan(ready, limits_));
   batch.header = agreement_.header(batch, tail);
   return batch;
 }

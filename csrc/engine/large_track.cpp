@@ -48,7 +48,7 @@ Batch LargeTrack::next(uint64_t tail) {
     return {};
   }
   started_bytes_ += bytes;
-  return cut(1);
+  return cut({.size = 1, .framed = {}, .buckets = {}});
 }
 
 Rest LargeTrack::start(Batch& batch) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <deque>
 #include <iterator>
+#include <utility>
 
 namespace hvd {
 
@@ -58,13 +59,14 @@ class Track {
   virtual bool finish(Batch& batch) = 0;
 
  protected:
-  /// Takes so many from the queue.
-  Batch cut(size_t count) {
+  /// Takes from the queue what is planned.
+  Batch cut(Plan plan) {
     Batch batch;
-    const auto end = queue.begin() + static_cast<ptrdiff_t>(count);
+    const auto end = queue.begin() + static_cast<ptrdiff_t>(plan.size);
     batch.items.assign(
         std::make_move_iterator(queue.begin()), std::make_move_iterator(end));
     queue.erase(queue.begin(), end);
+    batch.plan = std::move(plan);
     return batch;
   }
 };

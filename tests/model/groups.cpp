@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <thread>
 
 namespace hvd::model {
@@ -59,15 +58,20 @@ Group share_memory(int size, bool attach) {
   return group;
 }
 
+std::array<int, 2> socket_pair() {
+  std::array<int, 2> ends{};
+  const int kind = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
+  REQUIRE(socketpair(AF_UNIX, kind, 0, ends.data()) == 0);
+  return ends;
+}
+
 Group connect(int size, int rails, bool cramped) {
   using Rails = std::vector<int>;
   std::vector<std::vector<Rails>> sockets(size, std::vector<Rails>(size));
   for (int rank = 0; rank < size; ++rank) {
     for (int peer = 0; peer < rank; ++peer) {
       for (int rail = 0; rail < rails; ++rail) {
-        std::array<int, 2> pair{};
-        const int kind = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
-        REQUIRE(socketpair(AF_UNIX, kind, 0, pair.data()) == 0);
+        const auto pair = socket_pair();
         if (cramped) {
           std::ranges::for_each(pair, shorten);
         }

@@ -2,6 +2,7 @@
 
 #include "transport/transport.h"
 
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -16,6 +17,9 @@ std::vector<int> segment_files(int size);
 
 /// Ranks that share memory. `attach`: they read each other's.
 Group share_memory(int size, bool attach);
+
+/// The two ends of a connection, as TcpTransport takes them over.
+std::array<int, 2> socket_pair();
 
 /// Ranks that are connected by sockets, as over TCP by so many networks.
 /// `cramped`: so short that they are full most of the time.

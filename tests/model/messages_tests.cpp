@@ -9,10 +9,8 @@
 
 #include <ATen/ops/empty.h>
 
-#include <sys/socket.h>
 #include <unistd.h>
 
-#include <array>
 #include <chrono>
 #include <deque>
 #include <memory>
@@ -148,11 +146,9 @@ void test_what_has_come_before_a_farewell() {
   std::deque<Descriptor> peers;
   std::vector<Transfer> receives;
   for (int peer = 0; peer < kPeers; ++peer) {
-    std::array<int, 2> pair{};
-    const int kind = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
-    REQUIRE(socketpair(AF_UNIX, kind, 0, pair.data()) == 0);
-    sockets[peer] = {pair[0]};
-    peers.emplace_back(pair[1]);
+    const auto [own, far] = socket_pair();
+    sockets[peer] = {own};
+    peers.emplace_back(far);
     receives.push_back({peer, at::empty({1}, at::kByte)});
   }
   TcpTransport transport(kPeers, sockets, 1, std::chrono::seconds(30));
@@ -172,17 +168,11 @@ void test_what_has_come_before_a_farewell() {
 }
 
 void test_whose_time_was_up() {
-  const auto pair = [] {
-    std::array<int, 2> ends{};
-    const int kind = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
-    REQUIRE(socketpair(AF_UNIX, kind, 0, ends.data()) == 0);
-    return ends;
-  };
-  const auto [zero, one] = pair();
-  const auto [one_to_two, two] = pair();
+  const auto [zero, one] = socket_pair();
+  const auto [one_to_two, two] = socket_pair();
   // What ranks 0 and 2 tell each other does not come.
-  const auto [zero_to_nobody, nobody] = pair();
-  const auto [two_to_nobody, nobody_either] = pair();
+  const auto [zero_to_nobody, nobody] = socket_pair();
+  const auto [two_to_nobody, nobody_either] = socket_pair();
   const Descriptor stays_open(nobody);
   const Descriptor stays_open_too(nobody_either);
   const auto make = [](int rank, std::vector<std::vector<int>> sockets) {
