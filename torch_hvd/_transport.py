@@ -56,7 +56,7 @@ def choose(wanted: str, meeting: Meeting) -> Choice:
 
     Args:
         wanted: "auto" or a name, the same on every rank.
-        store: its keys are this group's own.
+        meeting: of the group.
 
     Returns:
         "none" for a group of one; else `wanted`, of "shm+tcp" and the like only what the hosts
@@ -98,7 +98,7 @@ def connect(wanted: str, meeting: Meeting) -> Connection:
 
     Args:
         wanted: as for `choose`.
-        meeting: of the group; its timeout is for connecting, too.
+        meeting: as for `choose`; its timeout is for connecting, too.
 
     Raises:
         ValueError: `wanted` cannot be had, on every rank alike; says why. Never for "auto".
