@@ -55,6 +55,8 @@ def test_end_of_program(end: str) -> None:
 CALLS_OF_A_DAEMON = {
     "small": "dist.all_reduce(torch.ones(4))",
     "large": "dist.all_reduce(torch.ones(300000))",
+    "future": "dist.all_reduce(torch.ones(4), async_op=True).get_future().wait()",
+    "dropped": "dist.all_reduce(torch.ones(4), async_op=True); time.sleep(60)",
     "recv": "dist.recv(torch.ones(4), src=1)",
 }
 

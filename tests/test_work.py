@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 from datetime import timedelta
@@ -321,6 +322,29 @@ def test_callback_may_wait_for_what_completes_with_it(
         wait = futures[others].wait if waits_for == "future" else works[others].wait
         futures[mine].then(lambda _, wait=wait: wait()).wait()
         assert all(filled(tensor, size) for tensor in tensors)
+
+
+def test_callbacks_that_all_wait_for_the_last() -> None:
+    works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(9)]
+    futures = [work.get_future() for work in works]
+    waiting = [future.then(lambda _: futures[-1].wait()) for future in futures[:-1]]
+    for future in waiting:
+        future.wait()
+
+
+def test_slow_callbacks_take_few_threads() -> None:
+    """Those that compute want Python's lock, and wait for no other."""
+
+    def compute(_: object) -> None:
+        end = time.perf_counter() + 0.001
+        while time.perf_counter() < end:
+            pass
+
+    before = len(os.listdir("/proc/self/task"))
+    works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(300)]
+    for future in [work.get_future().then(compute) for work in works]:
+        future.wait()
+    assert len(os.listdir("/proc/self/task")) - before < 30
 
 
 def test_wait_does_not_wait_for_callbacks_of_others() -> None:

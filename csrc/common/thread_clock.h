@@ -18,6 +18,10 @@ class ThreadClock {
   /// Time::max() if the thread has ended.
   Time now() const;
 
+  bool has_ended() const {
+    return now() == Time::max();
+  }
+
   /// Whether the thread waits for something else than a core. Reads a file of
   /// /proc, some 5 us; false where it tells nothing.
   bool is_asleep() const;

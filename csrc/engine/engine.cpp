@@ -142,6 +142,9 @@ void Engine::enqueue(
   }
   const auto now = Clock::now();
   operation->remaining = operation->collectives.size();
+  if (!in_continuation_) {
+    operation->caller.emplace();
+  }
   for (auto& collective : operation->collectives) {
     collective.seq = submitted_++;
     collective.bytes = tensor_bytes(collective);
@@ -160,7 +163,6 @@ void Engine::enqueue(
 void Engine::drive_until_done(const Operation& operation) {
   const auto call = waiting();
   Lock lock(mutex_);
-  ++callers_;
   // Again each time round: others let in what this thread may have to start.
   for (start_all(lock); !operation.done; start_all(lock)) {
     // Only up to where the operation is: all else may wait for what another
@@ -180,19 +182,15 @@ void Engine::drive_until_done(const Operation& operation) {
       work_off(lock, track);
     }
   }
-  --callers_;
   wake_sleepers();
 }
 
 bool Engine::wait_until_done(const Operation& operation, Deadline deadline) {
   const auto call = waiting();
   Lock lock(mutex_);
-  ++callers_;
   start_all(lock);
   wake_sleepers();
-  progress_.wait_until(lock, deadline, [&] { return operation.done; });
-  --callers_;
-  return operation.done;
+  return progress_.wait_until(lock, deadline, [&] { return operation.done; });
 }
 
 WaitingTime::Call Engine::waiting() {

@@ -78,9 +78,10 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Idempotent, never throws.
   void shutdown() noexcept;
 
-  /// The process ends: shutdown(), unless a thread waits for a collective. That
-  /// is a daemon, which Python has left where it is and does not want back; the
-  /// others take this rank for dead, as they do where the system ends it.
+  /// The process ends: shutdown(), unless a collective is pending that another
+  /// thread has called, which is still there. That is a daemon, which Python
+  /// has left where it is and does not want back; the others take this rank for
+  /// dead, as they do where the system ends it.
   void end() noexcept;
 
   /// Fails everything pending, and later calls, with `reason`. Idempotent,
@@ -209,6 +210,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// does, or will if who runs the one before does not come back. Returns false
   /// if the system refuses a thread; as a rule they wait for nothing.
   bool ensure_continuing();
+  /// For how long one may run before it seems to wait for the next.
+  Clock::duration patience() const;
   void run_continuations(Lock& lock);
   /// Called by a background thread of the track.
   void continue_beside(Lock& lock, Track& track);
@@ -279,6 +282,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::deque<Continuation> continuations_;
   bool continuing_ = false; ///< a thread runs one after the other
   Deadline continuing_since_; ///< the one that it is at
+  size_t in_continuations_ = 0; ///< threads
   uint64_t turn_ = 0; ///< of that thread; it ends when another one takes over
   std::deque<Item> waiting_; ///< for memory that is in use, and behind such
   MemoryInUse memory_;
@@ -297,7 +301,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   uint64_t batches_ = 0;
   std::vector<Witness::Message> messages_; ///< waited for, in this order
   uint64_t messages_waited_ = 0; ///< so far
-  size_t callers_ = 0; ///< threads that wait for a collective
   bool watched_ = false; ///< there is a watchdog
   bool closed_ = false;
   bool stop_ = false;

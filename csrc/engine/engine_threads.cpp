@@ -29,8 +29,10 @@ constexpr std::chrono::milliseconds kLongestHold{4};
 constexpr std::chrono::milliseconds kAwake{1};
 constexpr std::chrono::microseconds kLongestNap{400};
 
-// A continuation that takes longer may be waiting for the next one.
+// A continuation that takes longer may be waiting for the next one. So may all
+// that run now, or they want Python's lock: the more there are, the longer.
 constexpr std::chrono::microseconds kStuck{200};
+constexpr size_t kMostDoublings = 9;
 
 void join_all(std::vector<std::thread> threads) {
   for (auto& thread : threads) {
@@ -114,7 +116,12 @@ void Engine::background(Track& track) {
 
 bool Engine::may_continue() const {
   return !continuations_.empty() &&
-      (!continuing_ || Clock::now() >= continuing_since_ + kStuck);
+      (!continuing_ || Clock::now() >= continuing_since_ + patience());
+}
+
+Clock::duration Engine::patience() const {
+  const auto doublings = std::max<size_t>(in_continuations_, 1) - 1;
+  return kStuck * (1 << std::min(doublings, kMostDoublings));
 }
 
 bool Engine::ensure_continuing() {
@@ -155,6 +162,7 @@ void Engine::run_continuations(Lock& lock) {
   const bool nested = std::exchange(in_continuation_, true);
   const auto turn = ++turn_;
   continuing_ = true;
+  ++in_continuations_;
   bool is_first = true;
   while (turn == turn_ && !continuations_.empty()) {
     auto continuation = std::move(continuations_.front());
@@ -171,6 +179,7 @@ void Engine::run_continuations(Lock& lock) {
     continuation = nullptr; // which may free a Python tensor
     lock.lock();
   }
+  --in_continuations_;
   if (turn == turn_) {
     continuing_ = false;
   }
@@ -191,7 +200,7 @@ void Engine::rest(Lock& lock, Track& track, Clock::duration& nap) {
   while (!stop_ && !may_continue() && !is_held(track) && is_idle(track)) {
     if (!continuations_.empty()) {
       ++track.napping;
-      track.work_ready.wait_for(lock, kStuck);
+      track.work_ready.wait_for(lock, patience());
       --track.napping;
     } else if (Clock::now() < last_submitted_ + kAwake) {
       const auto last = last_submitted_;
@@ -318,7 +327,11 @@ void Engine::end() noexcept {
     return;
   }
   Lock lock(mutex_);
-  if (callers_ > 0) {
+  const auto is_of_another_thread = [self = ThreadClock()](const auto& part) {
+    const auto& caller = part.operation->caller;
+    return caller && *caller != self && !caller->has_ended();
+  };
+  if (std::ranges::any_of(pending_, is_of_another_thread)) {
     return; // woken, it would ask for the GIL, and Python end it with a crash
   }
   lock.unlock();

@@ -2,6 +2,7 @@
 
 #include "collectives/running.h"
 #include "common/collective.h"
+#include "common/thread_clock.h"
 #include "engine/plan.h"
 #include "engine/timeline.h"
 
@@ -10,6 +11,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace hvd {
@@ -29,6 +31,7 @@ struct Operation {
 
   std::exception_ptr error; ///< the first of its collectives
   size_t remaining = 0; ///< collectives not settled
+  std::optional<ThreadClock> caller; ///< but for a thread of the engine's
   bool done = false; ///< guarded by the engine's lock
 };
 
