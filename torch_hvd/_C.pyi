@@ -266,7 +266,7 @@ def start_unlaunched_mpi(
     """
 
 def end_all() -> None:
-    """Shut down every open group of this process, but for those that a daemon thread waits for."""
+    """Shut down every open group of this process, unless a daemon thread has a collective there."""
 
 def override_compression(name: str | None) -> str | None:
     """Takes the place of every group's compression for what this thread calls; None: of none.
