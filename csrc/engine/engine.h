@@ -210,7 +210,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// does, or will if who runs the one before does not come back. Returns false
   /// if the system refuses a thread; as a rule they wait for nothing.
   bool ensure_continuing();
-  /// For how long one may run before it seems to wait for the next.
+  /// For how long the one that runs may before it seems to wait for the next.
   Clock::duration patience() const;
   void run_continuations(Lock& lock);
   /// Called by a background thread of the track.

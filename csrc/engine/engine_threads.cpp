@@ -120,8 +120,7 @@ bool Engine::may_continue() const {
 }
 
 Clock::duration Engine::patience() const {
-  const auto doublings = std::max<size_t>(in_continuations_, 1) - 1;
-  return kStuck * (1 << std::min(doublings, kMostDoublings));
+  return kStuck * (1 << std::min(in_continuations_ - 1, kMostDoublings));
 }
 
 bool Engine::ensure_continuing() {
@@ -200,7 +199,8 @@ void Engine::rest(Lock& lock, Track& track, Clock::duration& nap) {
   while (!stop_ && !may_continue() && !is_held(track) && is_idle(track)) {
     if (!continuations_.empty()) {
       ++track.napping;
-      track.work_ready.wait_for(lock, patience());
+      track.work_ready.wait_for(
+          lock, std::min<Clock::duration>(patience(), kLongestNap));
       --track.napping;
     } else if (Clock::now() < last_submitted_ + kAwake) {
       const auto last = last_submitted_;
