@@ -47,11 +47,19 @@ HVD_HOST_DEVICE uint32_t gather_bytes(const uint32_t (&words)[4], int byte) {
   return select_bytes(low, high, 0x5410);
 }
 
+// From sm_89 on there are instructions for 8-bit floats.
+#if defined(__CUDA_ARCH__)
+#define HVD_KNOWS_FP8 (__CUDA_ARCH__ >= 890)
+#else
+#define HVD_KNOWS_FP8 0
+#endif
+
 /// Codes are in `Codes`, in the order of their values from the lowest bits up.
 ///
 ///   encode      of finite values up to the format's largest
 ///   all_finite  whether all codes decode to finite values
 ///   decode      of finite codes, divided by kLift
+///   kKeepsAll   whether decode makes of all other codes what is not finite
 template <typename Element>
 struct Fours;
 
@@ -61,8 +69,33 @@ struct SmallFloatFours {
   using Codes = uint32_t;
   using Format = typename Element::Format;
 
-  /// As SmallFloat::kRounder has it.
   static HVD_HOST_DEVICE uint32_t encode(const Four& four) {
+#if HVD_KNOWS_FP8
+    return encode_pair(four.values[0], four.values[1]) |
+        encode_pair(four.values[2], four.values[3]) << 16;
+#else
+    return encode_rounding(four);
+#endif
+  }
+
+#if HVD_KNOWS_FP8
+  static HVD_HOST_DEVICE uint32_t encode_pair(float low, float high) {
+    uint16_t codes;
+    if constexpr (std::is_same_v<Element, E4m3>) {
+      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
+          : "=h"(codes)
+          : "f"(high), "f"(low));
+    } else {
+      asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;"
+          : "=h"(codes)
+          : "f"(high), "f"(low));
+    }
+    return codes;
+  }
+#endif
+
+  /// As SmallFloat::kRounder has it.
+  static HVD_HOST_DEVICE uint32_t encode_rounding(const Four& four) {
     // A code's lowest bit goes to the lowest of the second byte.
     constexpr int kShift = 8 - Format::kCodeShift;
     uint32_t rounded[4];
@@ -101,7 +134,23 @@ struct SmallFloatFours {
 
 template <>
 struct Fours<E4m3> : SmallFloatFours<E4m3> {
+#if HVD_KNOWS_FP8
+  static constexpr float kLift = 1.0F;
+  static constexpr bool kKeepsAll = true;
+
+  static HVD_HOST_DEVICE Four decode(uint32_t codes) {
+    const auto halves = [](uint32_t pair) {
+      uint32_t both;
+      asm("cvt.rn.f16x2.e4m3x2 %0, %1;"
+          : "=r"(both)
+          : "h"(static_cast<uint16_t>(pair)));
+      return both;
+    };
+    return from_halves(halves(codes), halves(codes >> 16));
+  }
+#else
   static constexpr float kLift = 256.0F;
+  static constexpr bool kKeepsAll = false;
 
   static HVD_HOST_DEVICE Four decode(uint32_t codes) {
     // Sign and four bits of exponent to where fp16 has its sign and five.
@@ -109,11 +158,13 @@ struct Fours<E4m3> : SmallFloatFours<E4m3> {
         select_bytes(codes, 0, 0x9180) << 7 & 0xbf80bf80,
         select_bytes(codes, 0, 0xb3a2) << 7 & 0xbf80bf80);
   }
+#endif
 };
 
 template <>
 struct Fours<E5m2> : SmallFloatFours<E5m2> {
   static constexpr float kLift = 1.0F;
+  static constexpr bool kKeepsAll = true;
 
   static HVD_HOST_DEVICE Four decode(uint32_t codes) {
     return from_halves(
@@ -129,6 +180,7 @@ template <>
 struct Fours<Int8> {
   using Codes = uint32_t;
   static constexpr float kLift = 1.0F;
+  static constexpr bool kKeepsAll = false;
 
   static HVD_HOST_DEVICE uint32_t encode(const Four& four) {
     uint32_t rounded[4];
@@ -159,6 +211,7 @@ template <>
 struct Fours<Int4> {
   using Codes = uint16_t;
   static constexpr float kLift = 1.0F;
+  static constexpr bool kKeepsAll = false;
 
   static HVD_HOST_DEVICE uint16_t encode(const Four& four) {
     const uint32_t bytes = Fours<Int8>::encode(four) & 0x0f0f0f0f;
@@ -197,6 +250,7 @@ constexpr bool kIsCast =
 template <typename Cast>
 struct CastFours {
   using Codes = uint64_t;
+  static constexpr bool kKeepsAll = true;
 
   static HVD_HOST_DEVICE uint64_t encode(const Four& four) {
     uint32_t codes[4];

@@ -68,20 +68,26 @@ HVD_HOST_DEVICE void load_tile(
   });
 }
 
-/// Whether a lane holds anything that the fast way is not for.
+/// Whether a lane holds a scale that the fast way is not for.
 template <typename Element, typename Team>
-HVD_HOST_DEVICE bool is_unusual(const Codes<Element, Team>& codes, int lane) {
-  if constexpr (kIsCast<Element>) {
-    return false;
-  } else {
-    const uint32_t scale = codes.scales[lane];
-    bool unusual = scale != 0 && !Scale::is_usual(scale);
+HVD_HOST_DEVICE bool has_unusual_scale(
+    const Codes<Element, Team>& codes,
+    int lane) {
+  const uint32_t scale = kIsCast<Element> ? 0 : codes.scales[lane];
+  return scale != 0 && !Scale::is_usual(scale);
+}
+
+/// Whether all codes that a lane holds are of finite values.
+template <typename Element, typename Team>
+HVD_HOST_DEVICE bool all_finite(const Codes<Element, Team>& codes, int lane) {
+  bool finite = true;
+  if constexpr (!kIsCast<Element>) {
     HVD_UNROLL
     for (const auto& row : codes.rows) {
-      unusual |= !Fours<Element>::all_finite(row[lane]);
+      finite &= Fours<Element>::all_finite(row[lane]);
     }
-    return unusual;
   }
+  return finite;
 }
 
 /// By lane, what Fours::decode is multiplied with in the block of that number.
@@ -128,7 +134,9 @@ HVD_HOST_DEVICE void decode_tile(
   load_tile(team, tile, codes);
   meanwhile();
   typename Team::template PerLane<bool> unusual;
-  team.each([&](int lane) { unusual[lane] = is_unusual(codes, lane); });
+  team.each([&](int lane) {
+    unusual[lane] = has_unusual_scale(codes, lane) || !all_finite(codes, lane);
+  });
   if (team.any(unusual)) {
     team.each([&](int lane) {
       HVD_NO_UNROLL

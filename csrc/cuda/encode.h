@@ -97,10 +97,10 @@ HVD_HOST_DEVICE void encode_usual(
       const int block = tile.block_at(place);
       const Four& four = values[row][lane];
       const float reciprocal = team.read(scales.reciprocals, block);
-      const uint32_t scale = team.read(scales.codes, block);
       const auto codes = Fours<Element>::encode(times(four, reciprocal));
       store_codes<Element>(codes, tile.values, place, n);
       if (tile.residual != nullptr) {
+        const uint32_t scale = team.read(scales.codes, block);
         const float factor = scale == 0 ? 0 : Scale::decode_usual(scale);
         const Four decoded = times(
             Fours<Element>::decode(codes), factor * Fours<Element>::kLift);

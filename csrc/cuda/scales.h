@@ -1,6 +1,6 @@
 #pragma once
 
-// The scales of a tile's blocks. Each row's maxima come together lane by lane;
+// The scales of a tile's blocks. The maxima of the rows come together in lanes;
 // then lane i takes over block i, since a division is expensive and there are
 // at most as many blocks in a tile as lanes.
 
@@ -16,14 +16,23 @@ HVD_HOST_DEVICE uint32_t larger(uint32_t a, uint32_t b) {
   return a > b ? a : b;
 }
 
-/// Bits of the largest magnitude of four.
+/// Bits of the largest magnitude of four; of some NaN if there is one.
 HVD_HOST_DEVICE uint32_t largest(const Four& four) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  float most = fabsf(four.values[0]);
+  HVD_UNROLL
+  for (int i = 1; i < kFour; ++i) {
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(most) : "f"(fabsf(four.values[i])));
+  }
+  return bits_of(most);
+#else
   uint32_t most = 0;
   HVD_UNROLL
   for (float value : four.values) {
     most = larger(most, bits_of(value) & kMagnitudeBits);
   }
   return most;
+#endif
 }
 
 /// The same without values that are not finite.
@@ -38,6 +47,19 @@ HVD_HOST_DEVICE uint32_t largest_finite(const Four& four) {
 
 template <typename Team>
 using Maxima = typename Team::template PerLane<uint32_t>[kRows];
+
+/// Each lane's own and the one given to it by the lane that is so far `apart`.
+template <typename Team>
+HVD_HOST_DEVICE void join(
+    Team& team,
+    const typename Team::template PerLane<uint32_t>& given,
+    int apart,
+    typename Team::template PerLane<uint32_t>& maxima) {
+  typename Team::template PerLane<uint32_t> others;
+  team.each([&](int lane) { others[lane] = team.read(given, lane ^ apart); });
+  team.each(
+      [&](int lane) { maxima[lane] = larger(maxima[lane], others[lane]); });
+}
 
 /// Blocks of several rows: in each of them, the maximum of all.
 template <typename Team>
@@ -60,42 +82,54 @@ HVD_HOST_DEVICE void join_rows(Team& team, int shift, Maxima<Team>& maxima) {
   });
 }
 
-/// Several lanes of one block: each gets the maximum of all.
-template <typename Team>
-HVD_HOST_DEVICE void join_lanes(Team& team, int shift, Maxima<Team>& maxima) {
-  HVD_UNROLL
-  for (int apart = 1; apart < kLanes; apart *= 2) {
-    if ((kFour * apart) >> shift != 0) {
-      continue;
-    }
-    HVD_UNROLL
-    for (auto& row : maxima) {
-      typename Team::template PerLane<uint32_t> others;
-      team.each([&](int lane) { others[lane] = team.read(row, lane ^ apart); });
-      team.each([&](int lane) { row[lane] = larger(row[lane], others[lane]); });
-    }
-  }
+/// The row whose maximum is the lane's in the end: its lowest three bits, the
+/// lowest first. Its own inverse.
+HVD_HOST_DEVICE int row_of(int lane) {
+  return (lane & 1) << 2 | (lane & 2) | (lane & 4) >> 2;
 }
 
 /// By lane, the largest magnitude of the block of that number; 0 beyond.
+///
+/// Of eight rows each lane keeps half for itself and its neighbour, and gets
+/// the neighbour's part of them; then a quarter, then one.
 template <typename Team>
 HVD_HOST_DEVICE typename Team::template PerLane<uint32_t> largest_of_blocks(
     Team& team,
     int shift,
     Maxima<Team>& maxima) {
   join_rows(team, shift, maxima);
-  join_lanes(team, shift, maxima);
-  typename Team::template PerLane<uint32_t> largest;
+  typename Team::template PerLane<uint32_t> given;
+  HVD_UNROLL
+  for (int apart = 1; apart < kRows; apart *= 2) {
+    const int kept = kRows / 2 / apart;
+    HVD_UNROLL
+    for (int row = 0; row < kept; ++row) {
+      auto& low = maxima[row];
+      const auto& high = maxima[row + kept];
+      team.each([&](int lane) {
+        const bool upper = (lane & apart) != 0;
+        given[lane] = upper ? low[lane] : high[lane];
+        low[lane] = upper ? high[lane] : low[lane];
+      });
+      join(team, given, apart, low);
+    }
+  }
+  auto& largest = maxima[0];
+  HVD_UNROLL
+  for (int apart = kRows; apart < kLanes; apart *= 2) {
+    if ((kFour * apart) >> shift == 0) {
+      join(team, largest, apart, largest);
+    }
+  }
+  typename Team::template PerLane<uint32_t> found;
   team.each([&](int lane) {
     const int place = lane << shift;
-    largest[lane] = 0;
-    HVD_UNROLL
-    for (int row = 0; row < kRows; ++row) {
-      const uint32_t found = team.read(maxima[row], place % kRow / kFour);
-      largest[lane] = place / kRow == row ? found : largest[lane];
-    }
+    const int within = place % kRow / kFour;
+    found[lane] =
+        team.read(largest, row_of(place / kRow) | (within & ~(kRows - 1)));
+    found[lane] = place < kTile ? found[lane] : 0;
   });
-  return largest;
+  return found;
 }
 
 /// By lane, of the block of that number.

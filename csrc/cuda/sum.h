@@ -98,7 +98,8 @@ HVD_HOST_DEVICE bool can_load_all(
 
 /// The sums of a whole tile, whose first message is in `next`. While one
 /// message is decoded the next is on its way, with the last what `load_after`
-/// begins to load. False if they have to be found in another way.
+/// begins to load. False if they have to be found in another way; if a sum is
+/// not finite they may have to, too.
 template <typename Element, typename Team, typename LoadAfter>
 HVD_HOST_DEVICE bool sum_usual(
     Team& team,
@@ -121,7 +122,12 @@ HVD_HOST_DEVICE bool sum_usual(
     } else {
       load_after();
     }
-    team.each([&](int lane) { unusual[lane] |= is_unusual(codes, lane); });
+    team.each([&](int lane) {
+      unusual[lane] |= has_unusual_scale(codes, lane);
+      if constexpr (!Fours<Element>::kKeepsAll) {
+        unusual[lane] |= !all_finite(codes, lane);
+      }
+    });
     add(team, codes, tile.shift, sums);
   }
   return !team.any(unusual);
