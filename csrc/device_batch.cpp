@@ -69,10 +69,11 @@ DeviceBatch::WorkPtr DeviceBatch::call_in_order(
   const auto device = moved_[0].device();
   DeviceCall all(
       device, [this](auto& backend) { return call(backend); }, moved_);
+  all.mark_ready();
   // What the group has yet to unpack there may be what is read next, and what
   // it packs later may be what is written.
   const c10::StreamGuard guard(transport.stream(device));
-  all.ready.hold_current();
+  all.ready->hold_current();
   all.pass_on(transport.backend());
   if (all.work) {
     all.hold_current();

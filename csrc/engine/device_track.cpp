@@ -144,13 +144,21 @@ void DeviceTrack::launch(Batch& batch) {
 
 void DeviceTrack::launch_on_stream(const Batch& batch) {
   const auto device = device_of(batch.items[0]);
+  const auto& first = batch.items[0].collective->device_call;
+  const std::shared_lock<std::shared_mutex> calling(device_->calling());
+  if (!first->ready && !is_done_with_own(device)) {
+    first->mark_ready(); // this is its caller's thread
+  }
+  if (!first->ready) {
+    first->pass_on(device_->backend());
+    last_ = first;
+    return;
+  }
   const auto stream = device_->stream(device);
   const c10::StreamGuard guard(stream);
-  const std::shared_lock<std::shared_mutex> calling(device_->calling());
   for (const auto& item : batch.items) {
-    item.collective->device_call->ready.hold_current();
+    item.collective->device_call->ready->hold_current();
   }
-  const auto& first = batch.items[0].collective->device_call;
   if (first->passed_on) {
     first->pass_on(device_->backend());
     last_ = first;
@@ -184,6 +192,19 @@ void DeviceTrack::launch_on_stream(const Batch& batch) {
   for (const auto& item : batch.items) {
     item.collective->device_call->work = done;
   }
+  own_[device.index()] = done;
+}
+
+bool DeviceTrack::is_done_with_own(c10::Device device) {
+  const auto latest = own_.find(device.index());
+  if (latest == own_.end()) {
+    return true;
+  }
+  const bool is_done = latest->second->isCompleted();
+  if (is_done) {
+    own_.erase(latest);
+  }
+  return is_done;
 }
 
 void DeviceTrack::drop_spoiled(const Collective& collective) {

@@ -135,6 +135,12 @@ void Engine::enqueue(
     refuse(first.describe());
   }
   ensure_watchdog();
+  const bool launches = waiting_.empty() && on_device_.launches_next();
+  for (const auto& collective : operation->collectives) {
+    if (collective.device_call && !launches) {
+      collective.device_call->mark_ready(); // another thread may come to it
+    }
+  }
   if (!caller_waits) {
     for (const auto& collective : operation->collectives) {
       ensure_background_thread(track_of(collective));
