@@ -144,23 +144,24 @@ void DeviceTrack::launch(Batch& batch) {
 
 void DeviceTrack::launch_on_stream(const Batch& batch) {
   const auto device = device_of(batch.items[0]);
+  const auto stream = device_->stream(device);
   const auto& first = batch.items[0].collective->device_call;
   const std::shared_lock<std::shared_mutex> calling(device_->calling());
-  if (!first->ready && !is_done_with_own(device)) {
+  if (!first->ready && ahead_.contains(device.index())) {
     first->mark_ready(); // this is its caller's thread
   }
-  if (!first->ready) {
-    first->pass_on(device_->backend());
-    last_ = first;
-    return;
+  c10::OptionalStreamGuard on_stream;
+  if (first->ready) {
+    on_stream.reset_stream(stream);
   }
-  const auto stream = device_->stream(device);
-  const c10::StreamGuard guard(stream);
   for (const auto& item : batch.items) {
-    item.collective->device_call->ready->hold_current();
+    if (const auto& ready = item.collective->device_call->ready) {
+      ready->hold_current();
+    }
   }
   if (first->passed_on) {
     first->pass_on(device_->backend());
+    ahead_.erase(device.index());
     last_ = first;
     return;
   }
@@ -192,19 +193,7 @@ void DeviceTrack::launch_on_stream(const Batch& batch) {
   for (const auto& item : batch.items) {
     item.collective->device_call->work = done;
   }
-  own_[device.index()] = done;
-}
-
-bool DeviceTrack::is_done_with_own(c10::Device device) {
-  const auto latest = own_.find(device.index());
-  if (latest == own_.end()) {
-    return true;
-  }
-  const bool is_done = latest->second->isCompleted();
-  if (is_done) {
-    own_.erase(latest);
-  }
-  return is_done;
+  ahead_.insert(device.index());
 }
 
 void DeviceTrack::drop_spoiled(const Collective& collective) {

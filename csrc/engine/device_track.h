@@ -8,6 +8,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 
 namespace hvd {
 
@@ -49,8 +50,6 @@ class DeviceTrack final : public Track {
   void post_header(const Batch& batch);
   void launch(Batch& batch);
   void launch_on_stream(const Batch& batch);
-  /// Whether all is done that the track has put on the group's stream itself.
-  bool is_done_with_own(c10::Device device);
   // As ErrorFeedback's begin() and end(), in the order of the group's stream.
   void drop_spoiled(const Collective& collective);
   void note_if_spoiled(const Collective& collective);
@@ -65,8 +64,8 @@ class DeviceTrack final : public Track {
   std::optional<RowExchange> headers_; ///< made for the first header
   std::map<c10::DeviceIndex, at::Tensor> not_finite_in_;
   std::shared_ptr<DeviceCall> last_; ///< launched by the backend itself
-  /// The latest of the track's own on each device, until it is seen to be done.
-  std::map<c10::DeviceIndex, c10::intrusive_ptr<c10d::Work>> own_;
+  /// Where the group's stream has what the backend's does not come after yet.
+  std::set<c10::DeviceIndex> ahead_;
 };
 
 } // namespace hvd
