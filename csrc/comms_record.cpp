@@ -3,15 +3,12 @@
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 
 #include <string>
-#include <string_view>
 #include <tuple>
 #include <utility>
 
 namespace hvd {
 
 namespace {
-
-constexpr std::string_view kPrefix = "hvd:"; // of titles
 
 /// Ranks of the job in order: the first and the distance of any two neighbours;
 /// -1 where distances differ.
@@ -51,7 +48,7 @@ std::unique_ptr<CommsRecord> CommsRecord::start(
   }
   const auto size = engine.transport().size();
   const auto seq = static_cast<int64_t>(engine.submitted());
-  const std::string verb = std::string(call.title).substr(kPrefix.size());
+  const std::string verb = call.verb;
   const bool is_message = call.collective == nullptr;
   // Readers of traces take a message's rank for the one at its other end.
   const auto rank = is_message ? call.peer : engine.transport().rank();

@@ -17,7 +17,7 @@ namespace hvd {
 class CommsRecord {
  public:
   struct Call {
-    const char* title; ///< "hvd:<verb>"
+    const char* verb; ///< as name() has it, or "send" or "recv"
     const std::vector<at::Tensor>& inputs;
     const std::vector<at::Tensor>& outputs;
     const Collective* collective; ///< null for a message

@@ -85,14 +85,13 @@ std::chrono::milliseconds DeviceGroup::timeout_or_default(
 DeviceGroup::Call DeviceGroup::call(
     c10d::OpType type,
     Verb verb,
-    const char* title,
     Tensors results,
     std::chrono::milliseconds timeout) const {
   TORCH_CHECK(!results.empty(), "hvd: ", name(verb), " of no tensors");
   const auto& like = results[0];
   const auto device = like.device();
   check_not_captured(name(verb), device);
-  Call call{type, title, {}, device, {}, timeout_or_default(timeout)};
+  Call call{type, {}, device, {}, timeout_or_default(timeout)};
   call.signature.verb = verb;
   call.signature.dtype = like.scalar_type();
   call.signature.device = device.type();
@@ -111,18 +110,13 @@ DeviceGroup::WorkPtr DeviceGroup::submit(
     std::vector<Collective> collectives) {
   const auto& first = collectives[0];
   // A backend describes its own calls.
+  const CommsRecord::Call described{
+      name(call.signature.verb), call.results, call.results, &first, true};
   const auto record = first.inputs.empty()
       ? nullptr
-      : CommsRecord::start(
-            *options_,
-            *engine_,
-            {call.title, call.results, call.results, &first, true});
+      : CommsRecord::start(*options_, *engine_, described);
   auto work = DeviceWork::submit(
-      engine_,
-      call.type,
-      call.title,
-      std::move(call.results),
-      std::move(collectives));
+      engine_, call.type, std::move(call.results), std::move(collectives));
   std::lock_guard<std::mutex> lock(mutex_);
   last_ = c10::weak_intrusive_ptr<DeviceWork>(work);
   return work;
@@ -202,12 +196,8 @@ std::optional<Collective> DeviceGroup::own_allreduce(
 DeviceGroup::WorkPtr DeviceGroup::broadcast(
     Tensors& tensors,
     const c10d::BroadcastOptions& opts) {
-  auto passed = call(
-      c10d::OpType::BROADCAST,
-      Verb::Broadcast,
-      "hvd:broadcast",
-      tensors,
-      opts.timeout);
+  auto passed =
+      call(c10d::OpType::BROADCAST, Verb::Broadcast, tensors, opts.timeout);
   passed.signature.root = static_cast<int32_t>(opts.rootRank);
   return pass_on(std::move(passed), &Backend::broadcast, opts, tensors);
 }
@@ -215,12 +205,8 @@ DeviceGroup::WorkPtr DeviceGroup::broadcast(
 DeviceGroup::WorkPtr DeviceGroup::allreduce(
     Tensors& tensors,
     const c10d::AllreduceOptions& opts) {
-  auto passed = call(
-      c10d::OpType::ALLREDUCE,
-      Verb::Allreduce,
-      "hvd:all_reduce",
-      tensors,
-      opts.timeout);
+  auto passed =
+      call(c10d::OpType::ALLREDUCE, Verb::Allreduce, tensors, opts.timeout);
   passed.signature.op = opts.reduceOp;
   if (!is_coalescing() && tensors.size() == 1) {
     if (auto own = own_allreduce(tensors[0], opts.reduceOp, opts.timeout)) {
@@ -236,7 +222,6 @@ DeviceGroup::WorkPtr DeviceGroup::allreduce_sparse(
   auto passed = call(
       c10d::OpType::_ALLREDUCE_SPARSE,
       Verb::SparseAllreduce,
-      "hvd:all_reduce",
       tensors,
       opts.timeout);
   passed.signature.op = opts.reduceOp;
@@ -249,7 +234,6 @@ DeviceGroup::WorkPtr DeviceGroup::allreduce_coalesced(
   auto passed = call(
       c10d::OpType::ALLREDUCE_COALESCED,
       Verb::Allreduce,
-      "hvd:all_reduce",
       tensors,
       opts.timeout);
   passed.signature.op = opts.reduceOp;
@@ -269,8 +253,7 @@ DeviceGroup::WorkPtr DeviceGroup::allreduce_coalesced(
 DeviceGroup::WorkPtr DeviceGroup::reduce(
     Tensors& tensors,
     const c10d::ReduceOptions& opts) {
-  auto passed = call(
-      c10d::OpType::REDUCE, Verb::Reduce, "hvd:reduce", tensors, opts.timeout);
+  auto passed = call(c10d::OpType::REDUCE, Verb::Reduce, tensors, opts.timeout);
   passed.signature.op = opts.reduceOp;
   passed.signature.root = static_cast<int32_t>(opts.rootRank);
   return pass_on(std::move(passed), &Backend::reduce, opts, tensors);
@@ -284,7 +267,6 @@ DeviceGroup::WorkPtr DeviceGroup::allgather(
       call(
           c10d::OpType::ALLGATHER,
           Verb::Allgather,
-          "hvd:all_gather",
           flattened(outputs),
           opts.timeout),
       &Backend::allgather,
@@ -301,7 +283,6 @@ DeviceGroup::WorkPtr DeviceGroup::_allgather_base(
       call(
           c10d::OpType::_ALLGATHER_BASE,
           Verb::Allgather,
-          "hvd:all_gather",
           {output},
           opts.timeout),
       &Backend::_allgather_base,
@@ -318,7 +299,6 @@ DeviceGroup::WorkPtr DeviceGroup::allgather_coalesced(
       call(
           c10d::OpType::ALLGATHER_COALESCED,
           Verb::Allgather,
-          "hvd:all_gather",
           flattened(outputs),
           opts.timeout),
       &Backend::allgather_coalesced,
@@ -332,12 +312,7 @@ DeviceGroup::WorkPtr DeviceGroup::allgather_into_tensor_coalesced(
     Tensors& inputs,
     const c10d::AllgatherOptions& opts) {
   return pass_on(
-      call(
-          c10d::OpType::COALESCED,
-          Verb::Allgather,
-          "hvd:all_gather",
-          outputs,
-          opts.timeout),
+      call(c10d::OpType::COALESCED, Verb::Allgather, outputs, opts.timeout),
       &Backend::allgather_into_tensor_coalesced,
       opts,
       outputs,
@@ -351,7 +326,6 @@ DeviceGroup::WorkPtr DeviceGroup::gather(
   auto passed = call(
       c10d::OpType::GATHER,
       Verb::Gather,
-      "hvd:gather",
       outputs.empty() ? inputs : flattened(outputs),
       opts.timeout);
   passed.signature.root = static_cast<int32_t>(opts.rootRank);
@@ -384,12 +358,8 @@ DeviceGroup::WorkPtr DeviceGroup::scatter(
     Tensors& outputs,
     TensorLists& inputs,
     const c10d::ScatterOptions& opts) {
-  auto passed = call(
-      c10d::OpType::SCATTER,
-      Verb::Scatter,
-      "hvd:scatter",
-      outputs,
-      opts.timeout);
+  auto passed =
+      call(c10d::OpType::SCATTER, Verb::Scatter, outputs, opts.timeout);
   passed.signature.root = static_cast<int32_t>(opts.rootRank);
   return pass_on(std::move(passed), &Backend::scatter, opts, outputs, inputs);
 }
@@ -399,11 +369,7 @@ DeviceGroup::WorkPtr DeviceGroup::reduce_scatter(
     TensorLists& inputs,
     const c10d::ReduceScatterOptions& opts) {
   auto passed = call(
-      c10d::OpType::REDUCE_SCATTER,
-      Verb::ReduceScatter,
-      "hvd:reduce_scatter",
-      outputs,
-      opts.timeout);
+      c10d::OpType::REDUCE_SCATTER, Verb::ReduceScatter, outputs, opts.timeout);
   passed.signature.op = opts.reduceOp;
   return pass_on(
       std::move(passed), &Backend::reduce_scatter, opts, outputs, inputs);
@@ -416,7 +382,6 @@ DeviceGroup::WorkPtr DeviceGroup::_reduce_scatter_base(
   auto passed = call(
       c10d::OpType::_REDUCE_SCATTER_BASE,
       Verb::ReduceScatter,
-      "hvd:reduce_scatter",
       {output},
       opts.timeout);
   passed.signature.op = opts.reduceOp;
@@ -428,12 +393,8 @@ DeviceGroup::WorkPtr DeviceGroup::reduce_scatter_tensor_coalesced(
     Tensors& outputs,
     Tensors& inputs,
     const c10d::ReduceScatterOptions& opts) {
-  auto passed = call(
-      c10d::OpType::COALESCED,
-      Verb::ReduceScatter,
-      "hvd:reduce_scatter",
-      outputs,
-      opts.timeout);
+  auto passed =
+      call(c10d::OpType::COALESCED, Verb::ReduceScatter, outputs, opts.timeout);
   passed.signature.op = opts.reduceOp;
   return pass_on(
       std::move(passed),
@@ -450,12 +411,7 @@ DeviceGroup::WorkPtr DeviceGroup::alltoall_base(
     std::vector<int64_t>& input_splits,
     const c10d::AllToAllOptions& opts) {
   return pass_on(
-      call(
-          c10d::OpType::ALLTOALL_BASE,
-          Verb::Alltoall,
-          "hvd:all_to_all",
-          {output},
-          opts.timeout),
+      call(c10d::OpType::ALLTOALL_BASE, Verb::Alltoall, {output}, opts.timeout),
       &Backend::alltoall_base,
       opts,
       output,
@@ -469,12 +425,7 @@ DeviceGroup::WorkPtr DeviceGroup::alltoall(
     Tensors& inputs,
     const c10d::AllToAllOptions& opts) {
   return pass_on(
-      call(
-          c10d::OpType::ALLTOALL,
-          Verb::Alltoall,
-          "hvd:all_to_all",
-          outputs,
-          opts.timeout),
+      call(c10d::OpType::ALLTOALL, Verb::Alltoall, outputs, opts.timeout),
       &Backend::alltoall,
       opts,
       outputs,

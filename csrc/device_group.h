@@ -111,7 +111,6 @@ class DeviceGroup final : public c10d::Backend {
   /// A call on its way to the backend.
   struct Call {
     c10d::OpType type;
-    const char* title; ///< for the profiler
     Signature signature;
     c10::Device device;
     Tensors results;
@@ -121,7 +120,6 @@ class DeviceGroup final : public c10d::Backend {
   Call call(
       c10d::OpType type,
       Verb verb,
-      const char* title,
       Tensors results,
       std::chrono::milliseconds timeout) const;
   /// `moved`: all tensors that the launch reads or writes.

@@ -45,11 +45,10 @@ DeviceWork::DeviceWork(
 c10::intrusive_ptr<DeviceWork> DeviceWork::submit(
     const std::shared_ptr<Engine>& engine,
     c10d::OpType type,
-    const char* title,
     std::vector<at::Tensor> results,
     std::vector<Collective> collectives) {
-  auto work =
-      c10::make_intrusive<DeviceWork>(engine, type, title, std::move(results));
+  auto work = c10::make_intrusive<DeviceWork>(
+      engine, type, title(collectives[0].signature.verb), std::move(results));
   auto& operation = *work->operation_;
   operation.collectives = std::move(collectives);
   operation.on_done = [work](std::exception_ptr error) {

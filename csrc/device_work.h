@@ -22,7 +22,6 @@ class DeviceWork final : public c10d::Work {
   static c10::intrusive_ptr<DeviceWork> submit(
       const std::shared_ptr<Engine>& engine,
       c10d::OpType type,
-      const char* title,
       std::vector<at::Tensor> results,
       std::vector<Collective> collectives);
 

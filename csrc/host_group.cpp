@@ -41,7 +41,6 @@ Arguments HostGroup::arguments(std::chrono::milliseconds timeout) const {
 
 HostGroup::WorkPtr HostGroup::submit(
     c10d::OpType type,
-    const char* title,
     const Tensors& inputs,
     Tensors results,
     std::vector<Collective> collectives,
@@ -53,14 +52,19 @@ HostGroup::WorkPtr HostGroup::submit(
     }
   }
   const auto record = CommsRecord::start(
-      *options_, *engine_, {title, inputs, results, &collectives[0], async});
+      *options_,
+      *engine_,
+      {name(collectives[0].signature.verb),
+       inputs,
+       results,
+       &collectives[0],
+       async});
   // Alone, there is nobody to wait for.
   const bool caller_waits = !async || size_ == 1;
   return noted(
       CollectiveWork::submit(
           engine_,
           type,
-          title,
           inputs,
           std::move(results),
           std::move(collectives),
@@ -68,11 +72,11 @@ HostGroup::WorkPtr HostGroup::submit(
 }
 
 std::unique_ptr<CommsRecord> HostGroup::record(
-    const char* title,
+    const char* verb,
     int peer,
     const Tensors& tensors) {
   return CommsRecord::start(
-      *options_, *engine_, {title, tensors, tensors, nullptr, true, peer});
+      *options_, *engine_, {verb, tensors, tensors, nullptr, true, peer});
 }
 
 HostGroup::WorkPtr HostGroup::noted(WorkPtr work) {
@@ -89,7 +93,6 @@ HostGroup::WorkPtr HostGroup::broadcast(
   const auto tensor = single("broadcast", tensors);
   return submit(
       c10d::OpType::BROADCAST,
-      "hvd:broadcast",
       tensors,
       tensors,
       only(arguments(opts.timeout).broadcast(tensor, opts.rootRank)),
@@ -102,7 +105,6 @@ HostGroup::WorkPtr HostGroup::allreduce(
   const auto tensor = single("all_reduce", tensors);
   return submit(
       c10d::OpType::ALLREDUCE,
-      "hvd:all_reduce",
       tensors,
       tensors,
       only(arguments(opts.timeout).allreduce(tensor, opts.reduceOp)),
@@ -126,7 +128,6 @@ HostGroup::WorkPtr HostGroup::allreduce_coalesced(
   }
   return submit(
       c10d::OpType::ALLREDUCE_COALESCED,
-      "hvd:all_reduce",
       tensors,
       tensors,
       std::move(collectives),
@@ -139,7 +140,6 @@ HostGroup::WorkPtr HostGroup::reduce(
   const auto tensor = single("reduce", tensors);
   return submit(
       c10d::OpType::REDUCE,
-      "hvd:reduce",
       tensors,
       tensors,
       only(
@@ -155,7 +155,6 @@ HostGroup::WorkPtr HostGroup::allgather(
   check_lists("all_gather", outputs.size(), 1);
   return submit(
       c10d::OpType::ALLGATHER,
-      "hvd:all_gather",
       inputs,
       outputs[0],
       only(arguments(opts.timeout).allgather(outputs[0], input)),
@@ -168,7 +167,6 @@ HostGroup::WorkPtr HostGroup::_allgather_base(
     const c10d::AllgatherOptions& opts) {
   return submit(
       c10d::OpType::_ALLGATHER_BASE,
-      "hvd:all_gather",
       {input},
       {output},
       only(arguments(opts.timeout).allgather_into(output, input)),
@@ -194,7 +192,6 @@ HostGroup::WorkPtr HostGroup::allgather_coalesced(
   TORCH_CHECK(!inputs.empty(), "hvd: all_gather_coalesced of no tensors");
   return submit(
       c10d::OpType::ALLGATHER_COALESCED,
-      "hvd:all_gather",
       inputs,
       flattened(outputs),
       std::move(collectives),
@@ -216,7 +213,6 @@ HostGroup::WorkPtr HostGroup::allgather_into_tensor_coalesced(
   }
   return submit(
       c10d::OpType::COALESCED,
-      "hvd:all_gather",
       inputs,
       outputs,
       std::move(collectives),
@@ -231,7 +227,6 @@ HostGroup::WorkPtr HostGroup::gather(
   const auto results = flattened(outputs);
   return submit(
       c10d::OpType::GATHER,
-      "hvd:gather",
       inputs,
       results,
       only(arguments(opts.timeout).gather(results, input, opts.rootRank)),
@@ -244,7 +239,6 @@ HostGroup::WorkPtr HostGroup::gather_into_tensor(
     const c10d::GatherOptions& opts) {
   return submit(
       c10d::OpType::GATHER,
-      "hvd:gather",
       {input},
       {output},
       only(arguments(opts.timeout).gather_into(output, input, opts.rootRank)),
@@ -259,7 +253,6 @@ HostGroup::WorkPtr HostGroup::scatter(
   const auto sources = flattened(inputs);
   return submit(
       c10d::OpType::SCATTER,
-      "hvd:scatter",
       sources,
       outputs,
       only(arguments(opts.timeout).scatter(output, sources, opts.rootRank)),
@@ -274,7 +267,6 @@ HostGroup::WorkPtr HostGroup::reduce_scatter(
   check_lists("reduce_scatter", inputs.size(), 1);
   return submit(
       c10d::OpType::REDUCE_SCATTER,
-      "hvd:reduce_scatter",
       inputs[0],
       outputs,
       only(arguments(opts.timeout)
@@ -288,7 +280,6 @@ HostGroup::WorkPtr HostGroup::_reduce_scatter_base(
     const c10d::ReduceScatterOptions& opts) {
   return submit(
       c10d::OpType::_REDUCE_SCATTER_BASE,
-      "hvd:reduce_scatter",
       {input},
       {output},
       only(arguments(opts.timeout)
@@ -311,7 +302,6 @@ HostGroup::WorkPtr HostGroup::reduce_scatter_tensor_coalesced(
   }
   return submit(
       c10d::OpType::COALESCED,
-      "hvd:reduce_scatter",
       inputs,
       outputs,
       std::move(collectives),
@@ -326,7 +316,6 @@ HostGroup::WorkPtr HostGroup::alltoall_base(
     const c10d::AllToAllOptions& opts) {
   return submit(
       c10d::OpType::ALLTOALL_BASE,
-      "hvd:all_to_all",
       {input},
       {output},
       only(arguments(opts.timeout)
@@ -340,7 +329,6 @@ HostGroup::WorkPtr HostGroup::alltoall(
     const c10d::AllToAllOptions& opts) {
   return submit(
       c10d::OpType::ALLTOALL,
-      "hvd:all_to_all",
       inputs,
       outputs,
       only(arguments(opts.timeout).alltoall(outputs, inputs)),
@@ -381,7 +369,7 @@ HostGroup::WorkPtr HostGroup::send(Tensors& tensors, int peer, int tag) {
   check_message("send", tensors, tag);
   check_peer("send", peer);
   const auto buffer = arguments(options_->timeout).to_send(tensors[0]);
-  const auto record = this->record("hvd:send", peer, tensors);
+  const auto record = this->record("send", peer, tensors);
   // Nothing is copied back after a send: the buffer is the tensor to the work.
   return noted(
       c10::make_intrusive<MessageWork>(
@@ -401,7 +389,7 @@ HostGroup::WorkPtr HostGroup::recv(Tensors& tensors, int peer, int tag) {
   check_message("recv", tensors, tag);
   check_peer("recv", peer);
   const auto buffer = arguments(options_->timeout).to_receive(tensors[0]);
-  const auto record = this->record("hvd:recv", peer, tensors);
+  const auto record = this->record("recv", peer, tensors);
   return noted(
       c10::make_intrusive<MessageWork>(
           engine_,
@@ -420,7 +408,7 @@ HostGroup::WorkPtr HostGroup::recvAnysource(Tensors& tensors, int tag) {
   check_message("recv", tensors, tag);
   TORCH_CHECK(size_ > 1, "hvd: recv in a group of one rank; it has no peers");
   const auto buffer = arguments(options_->timeout).to_receive(tensors[0]);
-  const auto record = this->record("hvd:recv", -1, tensors);
+  const auto record = this->record("recv", -1, tensors);
   return noted(
       c10::make_intrusive<MessageWork>(
           engine_,
@@ -438,7 +426,6 @@ HostGroup::WorkPtr HostGroup::recvAnysource(Tensors& tensors, int tag) {
 HostGroup::WorkPtr HostGroup::barrier(const c10d::BarrierOptions& opts) {
   return submit(
       c10d::OpType::BARRIER,
-      "hvd:barrier",
       {},
       {},
       only(arguments(opts.timeout).barrier()),

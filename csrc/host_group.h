@@ -94,14 +94,13 @@ class HostGroup final : public c10d::Backend {
   Arguments arguments(std::chrono::milliseconds timeout) const;
   WorkPtr submit(
       c10d::OpType type,
-      const char* title,
       const Tensors& inputs,
       Tensors results,
       std::vector<Collective> collectives,
       bool async);
   /// Of a message.
   std::unique_ptr<CommsRecord> record(
-      const char* title,
+      const char* verb,
       int peer,
       const Tensors& tensors);
   WorkPtr noted(WorkPtr work);

@@ -140,13 +140,16 @@ CollectiveWork::CollectiveWork(
 c10::intrusive_ptr<CollectiveWork> CollectiveWork::submit(
     const std::shared_ptr<Engine>& engine,
     c10d::OpType type,
-    const char* title,
     const std::vector<at::Tensor>& inputs,
     std::vector<at::Tensor> results,
     std::vector<Collective> collectives,
     bool caller_waits) {
   auto work = c10::make_intrusive<CollectiveWork>(
-      engine, type, title, inputs, std::move(results));
+      engine,
+      type,
+      title(collectives[0].signature.verb),
+      inputs,
+      std::move(results));
   auto& operation = *work->operation_;
   operation.collectives = std::move(collectives);
   operation.on_done = [work](std::exception_ptr error) {

@@ -78,7 +78,6 @@ class CollectiveWork final : public WorkHVD {
   static c10::intrusive_ptr<CollectiveWork> submit(
       const std::shared_ptr<Engine>& engine,
       c10d::OpType type,
-      const char* title,
       const std::vector<at::Tensor>& inputs,
       std::vector<at::Tensor> results,
       std::vector<Collective> collectives,

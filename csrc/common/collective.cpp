@@ -4,6 +4,7 @@
 
 #include <array>
 #include <string>
+#include <string_view>
 #include <tuple>
 
 namespace hvd {
@@ -96,30 +97,34 @@ bool only_moves(Verb verb) {
   }
 }
 
-const char* name(Verb verb) {
+const char* title(Verb verb) {
   switch (verb) {
     case Verb::Allreduce:
-      return "all_reduce";
+      return "hvd:all_reduce";
     case Verb::SparseAllreduce:
-      return "all_reduce_sparse";
+      return "hvd:all_reduce_sparse";
     case Verb::Reduce:
-      return "reduce";
+      return "hvd:reduce";
     case Verb::Broadcast:
-      return "broadcast";
+      return "hvd:broadcast";
     case Verb::Allgather:
-      return "all_gather";
+      return "hvd:all_gather";
     case Verb::Gather:
-      return "gather";
+      return "hvd:gather";
     case Verb::Scatter:
-      return "scatter";
+      return "hvd:scatter";
     case Verb::ReduceScatter:
-      return "reduce_scatter";
+      return "hvd:reduce_scatter";
     case Verb::Alltoall:
-      return "all_to_all";
+      return "hvd:all_to_all";
     case Verb::Barrier:
-      return "barrier";
+      return "hvd:barrier";
   }
-  return "unknown collective";
+  return "hvd:unknown collective";
+}
+
+const char* name(Verb verb) {
+  return title(verb) + std::string_view("hvd:").size();
 }
 
 const char* name(ReduceOp op) {

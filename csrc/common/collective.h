@@ -139,6 +139,8 @@ int64_t tensor_bytes(const Collective& collective);
 bool only_moves(Verb verb);
 
 const char* name(Verb verb);
+/// For profilers: "hvd:<name>".
+const char* title(Verb verb);
 const char* name(ReduceOp op);
 
 } // namespace hvd
