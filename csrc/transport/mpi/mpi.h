@@ -89,6 +89,11 @@ class MpiTransport final : public Transport {
   // way at once, the rest of a tag those that differ between ranks.
   static constexpr int kPlaces = 128;
 
+  // What a rank has sent takes no longer, once it has left. To some libraries a
+  // message is sent when the system has all its parts, and those may go by
+  // several links.
+  static constexpr std::chrono::seconds kLinger{1};
+
   /// How a message goes: its tag, and what parts of it may have at most.
   struct Form {
     int tag;
