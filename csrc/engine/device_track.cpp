@@ -144,16 +144,14 @@ void DeviceTrack::launch(Batch& batch) {
 
 void DeviceTrack::launch_on_stream(const Batch& batch) {
   const auto device = device_of(batch.items[0]);
-  const auto stream = device_->stream(device);
+  const auto own = device_->stream(device);
   const auto& first = batch.items[0].collective->device_call;
   const std::shared_lock<std::shared_mutex> calling(device_->calling());
   if (!first->ready && ahead_.contains(device.index())) {
     first->mark_ready(); // this is its caller's thread
   }
-  c10::OptionalStreamGuard on_stream;
-  if (first->ready) {
-    on_stream.reset_stream(stream);
-  }
+  const auto stream = first->ready ? own : current_stream(device);
+  const c10::StreamGuard guard(stream);
   for (const auto& item : batch.items) {
     if (const auto& ready = item.collective->device_call->ready) {
       ready->hold_current();

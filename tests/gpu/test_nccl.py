@@ -32,8 +32,6 @@ from training import new_model, new_optimizer, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
-Hook = Any
-
 
 @pytest.fixture(scope="module")
 def nccl(gpu: torch.device) -> Iterator[RankPool]:
@@ -361,7 +359,7 @@ def _losses(model: nn.Module, trained: nn.Module) -> Tensor:
         return train(forward, new_optimizer(model), dist.get_rank())
 
 
-def _ddp(hook: Hook = None, **settings: Any) -> Tensor:
+def _ddp(hook: Any = None, **settings: Any) -> Tensor:
     model = new_model(batch_norm=False).cuda()
     parallel = DistributedDataParallel(model, **settings)
     if hook is not None:
