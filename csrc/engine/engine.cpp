@@ -131,16 +131,18 @@ void Engine::enqueue(
     refuse(first.describe());
   }
   lock.lock();
+  const bool launches = waiting_.empty() && on_device_.launches_next();
+  if (operation->collectives[0].device_call && !launches) {
+    lock.unlock(); // for it may take until the device has room
+    for (const auto& collective : operation->collectives) {
+      collective.device_call->mark_ready(); // another thread may launch it
+    }
+    lock.lock();
+  }
   if (error_ || closed_) {
     refuse(first.describe());
   }
   ensure_watchdog();
-  const bool launches = waiting_.empty() && on_device_.launches_next();
-  for (const auto& collective : operation->collectives) {
-    if (collective.device_call && !launches) {
-      collective.device_call->mark_ready(); // another thread may come to it
-    }
-  }
   if (!caller_waits) {
     for (const auto& collective : operation->collectives) {
       ensure_background_thread(track_of(collective));
