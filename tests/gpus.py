@@ -7,10 +7,15 @@ to allow it, so such ranks are for results, not for speed.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+import standin
 from ranks import RankPool
 
 LONG = 500_000_000  # cycles, some 0.3 s
@@ -27,3 +32,16 @@ def pool_on_gpus(transport: str) -> RankPool:
     """Two ranks of hvd whose tensors are on GPUs."""
     env = {"HVD_TRANSPORT": transport, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
     return RankPool(2, "hvd", env, setup=_use_gpu)
+
+
+@contextmanager
+def group(
+    pg_options: Any = None, timeout: float = 20.0, apart: bool = False
+) -> Iterator[dist.ProcessGroup]:
+    """A group of all ranks; `apart`: on a host each."""
+    with standin.hosts_apart() if apart else nullcontext():
+        made = dist.new_group(pg_options=pg_options, timeout=timedelta(seconds=timeout))
+    try:
+        yield made
+    finally:
+        dist.destroy_process_group(made)

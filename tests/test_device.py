@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import SHRINK_ABORT, _coalescing_manager
 
+import device_checks
 import standin
 import torch_hvd
-from calls import expect_error, says_called
 from rows import filled
 from verbs import gather_into
 
@@ -193,31 +193,7 @@ def test_error_feedback() -> None:
 
 @pytest.mark.ranks(2, transports=["auto"])
 def test_error_feedback_after_a_sum_that_is_not_finite() -> None:
-    """The step that GradScaler skips leaves nothing behind, in no bucket."""
-    rank = dist.get_rank()
-
-    def results(feedback: bool) -> list[list[Tensor]]:
-        options = torch_hvd.Options(compression="int4", error_feedback=feedback)
-        buckets = [torch.empty(50_000) for _ in range(3)]
-        steps = []
-        with standin.group(options, apart=True) as group:
-            for step in range(6):
-                for i, bucket in enumerate(buckets):
-                    random = torch.Generator().manual_seed(100 * step + 10 * i + rank)
-                    bucket.copy_(torch.randn(50_000, generator=random))
-                    if step == 3:
-                        bucket *= 1e30
-                        bucket[17] = torch.inf if (i, rank) == (1, 0) else 0
-                    dist.all_reduce(bucket, group=group)
-                steps.append([bucket.clone() for bucket in buckets])
-        return steps
-
-    same = [
-        [torch.equal(*pair) for pair in zip(*step, strict=True)]
-        for step in zip(results(True), results(False), strict=True)
-    ]
-    assert same[0] == same[4] == [True] * 3
-    assert not any(same[2] + same[5])
+    device_checks.error_feedback_after_a_sum_that_is_not_finite(standin.group)
 
 
 @pytest.mark.ranks(2, transports=["auto"])
@@ -262,42 +238,13 @@ def test_nothing_is_compressed_in_one_host() -> None:
 
 @pytest.mark.ranks(2, 3, transports=["auto"])
 def test_mismatch_with_check() -> None:
-    """Nothing is launched for what differs, each rank hears of it, and the group goes on."""
-    rank = dist.get_rank()
-    with standin.group(torch_hvd.Options(check=True)) as group:
-        dist.all_reduce(torch.ones(4), group=group)
-        tensor = torch.ones(4 if rank == 0 else 5)
-        text = expect_error(lambda: dist.all_reduce(tensor, group=group))
-        for peer in range(dist.get_world_size()):
-            assert says_called(text, peer, f"all_reduce(float32[{4 if peer == 0 else 5}], SUM)")
-        again = torch.ones(300_000)
-        dist.all_reduce(again, group=group)
-        assert filled(again, dist.get_world_size())
+    device_checks.mismatch_with_check(standin.group)
 
 
 @pytest.mark.ranks(2, transports=["auto"])
 @pytest.mark.parametrize("again", ["call", "wait"])
 def test_mismatch_of_what_is_fused(again: str) -> None:
-    """Too late to take back: once ranks know, calls fail and waits do, and say what each called."""
-    rank = dist.get_rank()
-    with standin.group(timeout=5.0) as group:
-        tensor = torch.ones(4)  # as many bytes, which Gloo adds up without noticing
-        if rank == 1:
-            tensor = tensor.int()
-        work = dist.all_reduce(tensor, group=group, async_op=True)
-
-        def until_it_fails() -> None:
-            work.wait()  # they may know by now
-            for _ in range(100):
-                if again == "call":
-                    dist.all_reduce(torch.ones(4), group=group)
-                else:
-                    time.sleep(0.02)
-                    work.wait()
-
-        text = expect_error(until_it_fails)
-        assert "float32[4]" in text
-        assert "int32[4]" in text
+    device_checks.mismatch_of_what_is_fused(standin.group, again)
 
 
 @pytest.mark.ranks(2, transports=["auto"])

@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-import standin
+import device_checks
+import gpus
 import torch_hvd
-from calls import expect_error, says_called
+from calls import expect_error
 from gpus import LONG, pool_on_gpus
 from ranks import RankPool
 from rows import filled
@@ -110,14 +110,13 @@ def test_all_reduce_coalesced(nccl: RankPool, count: int) -> None:
 
 def _means(values: Tensor, codec: str) -> tuple[list[Tensor], Tensor]:
     """What has come of 16 times the same values, and its mean."""
-    with standin.hosts_apart():
-        group = dist.new_group(pg_options=torch_hvd.Options(compression=codec, error_feedback=True))
+    options = torch_hvd.Options(compression=codec, error_feedback=True)
     tensor, sums = torch.empty_like(values), []
-    for _ in range(16):
-        tensor.copy_(values)
-        dist.all_reduce(tensor, group=group)
-        sums.append(tensor.clone().cpu())
-    dist.destroy_process_group(group)
+    with gpus.group(options, apart=True) as group:
+        for _ in range(16):
+            tensor.copy_(values)
+            dist.all_reduce(tensor, group=group)
+            sums.append(tensor.clone().cpu())
     return sums, torch.stack(sums).mean(0)
 
 
@@ -137,41 +136,8 @@ def test_error_feedback(nccl: RankPool, codec: str) -> None:
     nccl.run(_feedback, codec)
 
 
-def _feedback_after_infinity() -> None:
-    """The step that GradScaler skips leaves nothing behind, in no bucket."""
-    rank = dist.get_rank()
-
-    def results(feedback: bool) -> list[list[Tensor]]:
-        options = torch_hvd.Options(compression="int4", error_feedback=feedback)
-        buckets = [torch.empty(50_000) for _ in range(3)]
-        steps = []
-        with standin.hosts_apart():
-            group = dist.new_group(pg_options=options)
-        for step in range(6):
-            works = []
-            for i, bucket in enumerate(buckets):
-                random = torch.Generator("cuda").manual_seed(100 * step + 10 * i + rank)
-                bucket.copy_(torch.randn(50_000, generator=random))
-                if step == 3:
-                    bucket *= 1e30
-                    bucket[17] = torch.inf if (i, rank) == (1, 0) else 0
-                works.append(dist.all_reduce(bucket, group=group, async_op=True))
-            for work in works:
-                work.wait()
-            steps.append([bucket.clone() for bucket in buckets])
-        dist.destroy_process_group(group)
-        return steps
-
-    same = [
-        [torch.equal(*pair) for pair in zip(*step, strict=True)]
-        for step in zip(results(True), results(False), strict=True)
-    ]
-    assert same[0] == same[4] == [True] * 3
-    assert not any(same[2] + same[5])
-
-
 def test_error_feedback_after_a_sum_that_is_not_finite(nccl: RankPool) -> None:
-    nccl.run(_feedback_after_infinity)
+    nccl.run(device_checks.error_feedback_after_a_sum_that_is_not_finite, gpus.group)
 
 
 def _barrier(by_name: bool) -> None:
@@ -233,44 +199,12 @@ def test_tensors_of_host_and_device(nccl: RankPool) -> None:
     nccl.run(_host_and_device)
 
 
-def _mismatch_with_check() -> None:
-    rank = dist.get_rank()
-    group = dist.new_group(pg_options=torch_hvd.Options(check=True))
-    dist.all_reduce(torch.ones(4), group=group)
-    tensor = torch.ones(4 if rank == 0 else 5)
-    text = expect_error(lambda: dist.all_reduce(tensor, group=group))
-    for peer in range(dist.get_world_size()):
-        assert says_called(text, peer, f"all_reduce(float32[{4 if peer == 0 else 5}], SUM)")
-    for count in (4, 300_000):
-        again = torch.ones(count)
-        dist.all_reduce(again, group=group)
-        assert filled(again.cpu(), dist.get_world_size())
-    dist.destroy_process_group(group)
-
-
 def test_mismatch_with_check(nccl: RankPool) -> None:
-    nccl.run(_mismatch_with_check)
-
-
-def _mismatch_of_what_is_fused() -> None:
-    group = dist.new_group(timeout=timedelta(seconds=5))
-    tensor = torch.ones(4)
-    if dist.get_rank() == 1:
-        tensor = tensor.int()
-    work: Any = dist.all_reduce(tensor, group=group, async_op=True)
-
-    def until_it_fails() -> None:
-        for _ in range(100):
-            work.wait()
-            time.sleep(0.02)
-
-    text = expect_error(until_it_fails)
-    assert "float32[4]" in text
-    assert "int32[4]" in text
+    nccl.run(device_checks.mismatch_with_check, gpus.group)
 
 
 def test_mismatch_of_what_is_fused(nccl: RankPool) -> None:
-    nccl.run(_mismatch_of_what_is_fused)
+    nccl.run(device_checks.mismatch_of_what_is_fused, gpus.group, "wait")
 
 
 def _rank_1_ends() -> float:
@@ -394,27 +328,25 @@ def _overflow() -> None:
     """Under AMP a step that overflows on one rank is skipped on all."""
     rank = dist.get_rank()
     options = torch_hvd.Options(compression="int8", compression_min_bytes=1)
-    with standin.hosts_apart():
-        group = dist.new_group(pg_options=options)
-    torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Linear(64, 64), process_group=group)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10)
-    for step in range(4):
-        before = model.module.weight.detach().clone()
-        with torch.autocast("cuda", torch.float16):
-            loss = model(torch.ones(8, 64)).square().mean()
-        if step == 2 and rank == 1:
-            loss = loss * torch.inf
-        optimizer.zero_grad()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        assert torch.equal(before, model.module.weight) == (step == 2), step
-        scales = [torch.zeros(()) for _ in range(dist.get_world_size())]
-        dist.all_gather(scales, torch.tensor(scaler.get_scale()), group=group)
-        assert scales[0] == scales[1]
-    dist.destroy_process_group(group)
+    with gpus.group(options, apart=True) as group:
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Linear(64, 64), process_group=group)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10)
+        for step in range(4):
+            before = model.module.weight.detach().clone()
+            with torch.autocast("cuda", torch.float16):
+                loss = model(torch.ones(8, 64)).square().mean()
+            if step == 2 and rank == 1:
+                loss = loss * torch.inf
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            assert torch.equal(before, model.module.weight) == (step == 2), step
+            scales = [torch.zeros(()) for _ in range(dist.get_world_size())]
+            dist.all_gather(scales, torch.tensor(scaler.get_scale()), group=group)
+            assert scales[0] == scales[1]
 
 
 def test_overflow_is_skipped_by_all(nccl: RankPool) -> None:
