@@ -69,33 +69,27 @@ struct SmallFloatFours {
   using Codes = uint32_t;
   using Format = typename Element::Format;
 
+#if HVD_KNOWS_FP8
   static HVD_HOST_DEVICE uint32_t encode(const Four& four) {
-#if HVD_KNOWS_FP8
-    return encode_pair(four.values[0], four.values[1]) |
-        encode_pair(four.values[2], four.values[3]) << 16;
+    const auto pair = [](float low, float high) {
+      uint16_t codes;
+      if constexpr (std::is_same_v<Element, E4m3>) {
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
+            : "=h"(codes)
+            : "f"(high), "f"(low));
+      } else {
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;"
+            : "=h"(codes)
+            : "f"(high), "f"(low));
+      }
+      return uint32_t{codes};
+    };
+    return pair(four.values[0], four.values[1]) |
+        pair(four.values[2], four.values[3]) << 16;
+  }
 #else
-    return encode_rounding(four);
-#endif
-  }
-
-#if HVD_KNOWS_FP8
-  static HVD_HOST_DEVICE uint32_t encode_pair(float low, float high) {
-    uint16_t codes;
-    if constexpr (std::is_same_v<Element, E4m3>) {
-      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
-          : "=h"(codes)
-          : "f"(high), "f"(low));
-    } else {
-      asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;"
-          : "=h"(codes)
-          : "f"(high), "f"(low));
-    }
-    return codes;
-  }
-#endif
-
   /// As SmallFloat::kRounder has it.
-  static HVD_HOST_DEVICE uint32_t encode_rounding(const Four& four) {
+  static HVD_HOST_DEVICE uint32_t encode(const Four& four) {
     // A code's lowest bit goes to the lowest of the second byte.
     constexpr int kShift = 8 - Format::kCodeShift;
     uint32_t rounded[4];
@@ -115,6 +109,7 @@ struct SmallFloatFours {
     return (gather_bytes(rounded, 1) & 0x7f7f7f7f) |
         (gather_bytes(signs, 3) & 0x80808080);
   }
+#endif
 
   static HVD_HOST_DEVICE bool all_finite(uint32_t codes) {
     constexpr uint32_t kFirst =

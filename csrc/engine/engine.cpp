@@ -131,8 +131,8 @@ void Engine::enqueue(
     refuse(first.describe());
   }
   lock.lock();
-  const bool launches = waiting_.empty() && on_device_.launches_next();
-  if (operation->collectives[0].device_call && !launches) {
+  if (operation->collectives[0].device_call &&
+      !(waiting_.empty() && on_device_.launches_next())) {
     lock.unlock(); // for it may take until the device has room
     for (const auto& collective : operation->collectives) {
       collective.device_call->mark_ready(); // another thread may launch it
