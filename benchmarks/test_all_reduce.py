@@ -127,16 +127,16 @@ def test_back_to_back(bench: Bench) -> None:
     )
 
 
-def test_burst(bench: Bench) -> None:
-    nbytes = 1 << 10
+@pytest.mark.parametrize(("burst", "each"), [(IN_A_ROW, 4), (BURST, 1 << 10)])
+def test_burst(bench: Bench, burst: int, each: int) -> None:
     bench.row(
         reduce_all,
-        op=f"all_reduce async x{BURST}",
-        size=nbytes * BURST,
+        op=f"all_reduce async x{burst}",
+        size=each * burst,
         bus_factor=bus_factor(bench.ranks.size),
-        target=target(bench, nbytes),
-        count=nbytes // 4,
-        burst=BURST,
+        target=target(bench, each),
+        count=each // 4,
+        burst=burst,
         issue=in_flight,
     )
 

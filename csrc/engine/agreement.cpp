@@ -14,6 +14,10 @@ uint64_t hash(const Collective& collective) {
   return collective.signature.hash(collective.seq);
 }
 
+uint32_t fold(uint64_t hash) {
+  return static_cast<uint32_t>(hash ^ hash >> 32);
+}
+
 FrameHeader read_header(const std::byte* frame) {
   FrameHeader header;
   std::memcpy(&header, frame, sizeof(header));
@@ -21,12 +25,13 @@ FrameHeader read_header(const std::byte* frame) {
 }
 
 bool is_single(const FrameHeader& header) {
-  return header.batch == header.signature.hash(header.seq);
+  return header.agreed == fold(header.signature.hash(header.seq));
 }
 
+template <typename Field>
 bool all_equal(
     const std::vector<FrameHeader>& headers,
-    uint64_t FrameHeader::* field) {
+    Field FrameHeader::* field) {
   return std::all_of(headers.begin(), headers.end(), [&](const auto& header) {
     return header.*field == headers[0].*field;
   });
@@ -68,14 +73,19 @@ FrameHeader Agreement::header(const Batch& batch, uint64_t tail) const {
   header.seq = first.collective->seq;
   header.tail = tail;
   header.history = first.history - taken_out_;
-  for (const auto& item : batch.items) {
-    header.batch += hash(*item.collective);
+  uint64_t sum = 0;
+  for (size_t member = 0; member < batch.items.size(); ++member) {
+    sum += hash(*batch.items[member].collective);
+    if (member + 1 == batch.plan.agreed) {
+      header.agreed = fold(sum);
+    }
   }
+  header.batch = fold(sum);
   header.signature = first.collective->signature;
   return header;
 }
 
-bool Agreement::check(
+size_t Agreement::check(
     const Batch& batch,
     const std::vector<const std::byte*>& frames) {
   std::vector<FrameHeader> headers;
@@ -92,12 +102,16 @@ bool Agreement::check(
   }
   const uint64_t cut_from = agreed_;
   agreed_ = least_tail(headers);
-  if (all_equal(headers, &FrameHeader::batch)) {
-    return true;
+  in_step_ = all_equal(headers, &FrameHeader::tail);
+  if (in_step_ && all_equal(headers, &FrameHeader::batch)) {
+    return batch.items.size();
+  }
+  if (all_equal(headers, &FrameHeader::agreed)) {
+    return batch.plan.agreed;
   }
   if (!std::all_of(headers.begin(), headers.end(), is_single)) {
     one_by_one_until_ = cut_from;
-    return false;
+    return 0;
   }
   const auto& first = *batch.items[0].collective;
   taken_out_ += hash(first);

@@ -23,8 +23,9 @@ class Mismatch : public std::runtime_error {
 /// that they do so at the same time. The first of the queue may run at any
 /// time, for every rank will run it; what travels with it must be ready on
 /// every rank. Each header says how much is ready on its sender. The least of
-/// those numbers, which all ranks learn from the same frames, bounds the next
-/// batch.
+/// those numbers, which all ranks learn from the same frames, is what is agreed
+/// on for the next batch. A rank also sends what else it has ready, if all had
+/// the same when they last told: should that be so again, it counts at once.
 ///
 /// Threads: one may check() while others, one at a time, call the rest; and
 /// agreed() may be called by any.
@@ -44,15 +45,21 @@ class Agreement {
     return first < one_by_one_until_ ? first + 1 : agreed();
   }
 
+  /// Whether those above may be added, for which there is no agreement.
+  bool may_exceed(uint64_t first) const {
+    return in_step_ && first >= one_by_one_until_;
+  }
+
   /// `tail`: see FrameHeader.
   FrameHeader header(const Batch& batch, uint64_t tail) const;
 
-  /// Compares the frames of all ranks. Returns true if they are of one batch,
-  /// false if the batch must be cut into single collectives to find the one
-  /// that differs. Throws Mismatch if that is found, which says what each rank
-  /// called, on every rank alike; or std::runtime_error if the ranks have
-  /// parted before.
-  bool check(const Batch& batch, const std::vector<const std::byte*>& frames);
+  /// Compares the frames of all ranks. Returns how many of the batch's
+  /// collectives all of them run now: the whole batch, or its agreed part, or
+  /// none if it must be cut into single ones to find the one that differs.
+  /// Throws Mismatch, of the first alone, if that is found, which says what
+  /// each rank called, on every rank alike; or std::runtime_error if the ranks
+  /// have parted before.
+  size_t check(const Batch& batch, const std::vector<const std::byte*>& frames);
 
  private:
   /// Sum of Signature::hash over all that was enlisted. A sum, so that one
@@ -60,6 +67,7 @@ class Agreement {
   uint64_t history_ = 0;
   uint64_t taken_out_ = 0;
   std::atomic<uint64_t> agreed_{0};
+  bool in_step_ = true; ///< whether the last headers had one tail
   uint64_t one_by_one_until_ = 0;
 };
 

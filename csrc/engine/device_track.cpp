@@ -81,7 +81,7 @@ Batch DeviceTrack::next(uint64_t tail) {
     }
     ready.push_back(item.collective);
   }
-  Batch batch = cut(plan(ready, limits_));
+  Batch batch = cut(plan(ready, ready.size(), limits_));
   batch.header = agreement_.header(batch, tail);
   return batch;
 }
@@ -106,19 +106,19 @@ void DeviceTrack::post_header(const Batch& batch) {
   headers_->post(&batch.header, Lane{batch.items[0].collective->seq, 0, 0});
 }
 
-bool DeviceTrack::finish(Batch& batch) {
+size_t DeviceTrack::finish(Batch& batch) {
   const auto headers = headers_->collect(batch.deadline);
   if (check_) {
-    if (!agreement_.check(batch, headers)) {
-      return false;
+    const size_t members = agreement_.check(batch, headers);
+    if (members > 0) {
+      batch.times.exchanged = Clock::now();
+      launch(batch);
     }
-    batch.times.exchanged = Clock::now();
-    launch(batch);
-    return true;
+    return members;
   }
   try {
-    if (agreement_.check(batch, headers)) {
-      return true;
+    if (const size_t members = agreement_.check(batch, headers)) {
+      return members;
     }
   } catch (const Mismatch& e) {
     throw std::runtime_error(e.what()); // what is launched cannot be taken back

@@ -42,7 +42,7 @@ class DeviceTrack final : public Track {
 
   Batch next(uint64_t tail) override;
   Rest start(Batch& batch) override;
-  bool finish(Batch& batch) override;
+  size_t finish(Batch& batch) override;
 
  private:
   bool is_fusible(const Collective& collective) const;

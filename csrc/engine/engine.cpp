@@ -320,19 +320,18 @@ void Engine::advance(Track& track, Batch& batch) {
   track.advance(batch);
 }
 
-bool Engine::finish(Track& track, Batch& batch) {
+size_t Engine::finish(Track& track, Batch& batch) {
   const NeutralThread neutral;
-  if (!track.finish(batch)) {
-    return false;
-  }
-  for (const auto& item : batch.items) {
-    if (feeds_back_on_host(*item.collective)) {
-      error_feedback_.end(*item.collective);
+  const size_t members = track.finish(batch);
+  for (size_t member = 0; member < members; ++member) {
+    const Collective& collective = *batch.items[member].collective;
+    if (feeds_back_on_host(collective)) {
+      error_feedback_.end(collective);
     }
-    copy_back(*item.collective);
+    copy_back(collective);
   }
   batch.times.finished = Clock::now();
-  return true;
+  return members;
 }
 
 void Engine::finish_front(Lock& lock, Track& track, Aftermath& aftermath) {
@@ -340,7 +339,7 @@ void Engine::finish_front(Lock& lock, Track& track, Aftermath& aftermath) {
   Batch& front = track.started.front(); // stays put: others push at the back
   std::exception_ptr error;
   std::optional<std::string> failure;
-  bool finished = true;
+  size_t finished = 1; ///< of its collectives, if there is an error
   while (true) {
     Batch* const next = track.to_advance();
     track.awaited = next != nullptr ? next : &front;
@@ -369,10 +368,10 @@ void Engine::finish_front(Lock& lock, Track& track, Aftermath& aftermath) {
   } else if (!failing_) {
     Batch batch = std::move(front);
     track.started.pop_front();
-    if (!finished) {
-      track.queue.insert(
-          track.queue.begin(), batch.items.begin(), batch.items.end());
-    } else if (batch.rest == Rest::Outputs) {
+    const auto left = batch.items.begin() + static_cast<ptrdiff_t>(finished);
+    track.queue.insert(track.queue.begin(), left, batch.items.end());
+    batch.items.erase(left, batch.items.end());
+    if (!batch.items.empty() && batch.rest == Rest::Outputs) {
       if (!error && &track != &on_device_) {
         record(batch, &track == &frames_);
       }

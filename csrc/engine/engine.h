@@ -219,7 +219,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // The parts of a role that run unlocked.
   void start(Track& track, Batch& batch);
   void advance(Track& track, Batch& batch);
-  bool finish(Track& track, Batch& batch);
+  size_t finish(Track& track, Batch& batch);
   std::string explain(const Batch& batch, const std::string& error);
   /// How this rank's place differs from those of others, or else the error.
   std::string compare(const Witness::Place& place, const std::string& error);

@@ -14,14 +14,21 @@ Batch FrameTrack::next(uint64_t tail) {
   if (!started.empty()) {
     return {};
   }
-  const uint64_t bound = agreement_.bound(queue.front().collective->seq);
+  const uint64_t first = queue.front().collective->seq;
+  const uint64_t bound = agreement_.bound(first);
+  const bool may_exceed = agreement_.may_exceed(first);
   std::vector<const Collective*> ready{queue.front().collective};
-  for (size_t place = 1; limits_.fusion_threshold > 0 && place < queue.size() &&
-       queue[place].collective->seq < bound;
+  size_t agreed = 1;
+  for (size_t place = 1; limits_.fusion_threshold > 0 && place < queue.size();
        ++place) {
+    if (queue[place].collective->seq < bound) {
+      ++agreed;
+    } else if (!may_exceed) {
+      break;
+    }
     ready.push_back(queue[place].collective);
   }
-  Batch batch = cut(plan(ready, limits_));
+  Batch batch = cut(plan(ready, agreed, limits_));
   batch.header = agreement_.header(batch, tail);
   return batch;
 }
@@ -46,10 +53,21 @@ Rest FrameTrack::start(Batch& batch) {
   return Rest::Outputs;
 }
 
-bool FrameTrack::finish(Batch& batch) {
+size_t FrameTrack::finish(Batch& batch) {
   auto frames = frames_->collect(batch.deadline);
-  if (!agreement_.check(batch, frames)) {
-    return false;
+  const size_t members = agreement_.check(batch, frames);
+  if (members == 0) {
+    return 0;
+  }
+  if (members < batch.items.size()) {
+    std::vector<const Collective*> left;
+    for (size_t member = 0; member < members; ++member) {
+      left.push_back(batch.items[member].collective);
+    }
+    batch.plan = plan(left, members, limits_); // the frame's part is as it was
+  } else if (members > batch.plan.agreed) {
+    batch.plan.agreed = members;
+    batch.deadline = deadline_in(batch.timeout()); // for these only begin now
   }
   batch.times.exchanged = Clock::now();
   std::vector<const std::byte*> contributions(frames.size());
@@ -64,7 +82,7 @@ bool FrameTrack::finish(Batch& batch) {
         contributions);
   }
   run_buckets(batch);
-  return true;
+  return members;
 }
 
 void FrameTrack::run_buckets(Batch& batch) {

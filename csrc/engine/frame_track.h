@@ -27,7 +27,7 @@ class FrameTrack final : public Track {
 
   Batch next(uint64_t tail) override;
   Rest start(Batch& batch) override;
-  bool finish(Batch& batch) override;
+  size_t finish(Batch& batch) override;
 
  private:
   void run_buckets(Batch& batch);

@@ -48,7 +48,7 @@ Batch LargeTrack::next(uint64_t tail) {
     return {};
   }
   started_bytes_ += bytes;
-  return cut({.size = 1, .framed = {}, .buckets = {}});
+  return cut({.size = 1, .agreed = 1, .framed = {}, .buckets = {}});
 }
 
 Rest LargeTrack::start(Batch& batch) {
@@ -91,7 +91,7 @@ void LargeTrack::advance(Batch& batch) {
   }
 }
 
-bool LargeTrack::finish(Batch& batch) {
+size_t LargeTrack::finish(Batch& batch) {
   for (const auto& running : batch.running) {
     running->finish(batch.deadline);
   }
@@ -100,7 +100,7 @@ bool LargeTrack::finish(Batch& batch) {
   advanced_bytes_ -= bytes;
   started_bytes_ -= bytes;
   batch.times.exchanged = Clock::now();
-  return true;
+  return 1;
 }
 
 } // namespace hvd

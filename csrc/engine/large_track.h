@@ -24,7 +24,7 @@ class LargeTrack final : public Track {
   Rest start(Batch& batch) override;
   Batch* to_advance() override;
   void advance(Batch& batch) override;
-  bool finish(Batch& batch) override;
+  size_t finish(Batch& batch) override;
 
  private:
   bool tells_tail(const Collective& collective) const;

@@ -55,7 +55,9 @@ struct FrameHeader {
   uint64_t seq = 0; ///< of the first collective of the batch
   uint64_t tail = 0; ///< collectives that this rank has ready, see Agreement
   uint64_t history = 0; ///< hash of everything before `seq`
-  uint64_t batch = 0; ///< hash of the batch
+  // Shorter, for what they should overlook shows in the next `history`.
+  uint32_t agreed = 0; ///< hash of the batch's part that is agreed on
+  uint32_t batch = 0; ///< hash of all of it
   Signature signature; ///< of its first collective
 };
 static_assert(sizeof(FrameHeader) == 64);
@@ -71,11 +73,11 @@ struct Batch {
   Deadline deadline;
   Times times; ///< but for `submitted`
 
-  /// The least of its collectives'.
+  /// The least of those that are agreed on.
   std::chrono::milliseconds timeout() const {
     auto least = items[0].collective->timeout;
-    for (const auto& item : items) {
-      least = std::min(least, item.collective->timeout);
+    for (size_t member = 1; member < plan.agreed; ++member) {
+      least = std::min(least, items[member].collective->timeout);
     }
     return least;
   }

@@ -44,6 +44,73 @@ bool fuse_alike(const Collective& a, const Collective& b) {
       a.signature.codec == b.signature.codec;
 }
 
+/// Makes a plan of one part of the queue after the other.
+class Planner {
+ public:
+  Planner(const std::vector<const Collective*>& ready, const Limits& limits)
+      : ready_(ready), limits_(limits) {}
+
+  /// Takes the next ones up to `end`; returns whether all of them fit. Those
+  /// that can be fused go the same way: into the frame if it has room for them,
+  /// or else into buckets.
+  bool take(size_t end) {
+    const size_t begin = plan_.size;
+    Sizes part;
+    for (; plan_.size < end; ++plan_.size) {
+      const Sizes then = with(part, *ready_[plan_.size]);
+      if (plan_.size > 0 && !fits(then)) {
+        break;
+      }
+      part = then;
+    }
+    total_ += part.total();
+    const bool frame_takes_all =
+        frame_ + part.fusible + part.other <= limits_.frame;
+    for (size_t place = begin; place < plan_.size; ++place) {
+      const Collective& member = *ready_[place];
+      // What is compressed is so wherever it travels, or it would depend on
+      // what else is ready whether it is.
+      if (is_small(member, limits_) && !is_compressed(member) &&
+          (frame_takes_all || !is_fusible(member))) {
+        plan_.framed.push_back({place, frame_});
+        frame_ += framed_bytes(member);
+      } else {
+        put_in_bucket(place);
+      }
+    }
+    return plan_.size == end;
+  }
+
+  Plan& plan() {
+    return plan_;
+  }
+
+ private:
+  bool fits(const Sizes& part) const {
+    return limits_.fusion_threshold > 0 &&
+        total_ + part.total() <= limits_.fusion_threshold &&
+        frame_ + part.other <= limits_.frame;
+  }
+
+  void put_in_bucket(size_t place) {
+    const auto bucket = std::find_if(
+        plan_.buckets.begin(), plan_.buckets.end(), [&](const auto& members) {
+          return fuse_alike(*ready_[members[0]], *ready_[place]);
+        });
+    if (bucket != plan_.buckets.end()) {
+      bucket->push_back(place);
+    } else {
+      plan_.buckets.push_back({place});
+    }
+  }
+
+  const std::vector<const Collective*>& ready_;
+  const Limits& limits_;
+  Plan plan_;
+  int64_t total_ = 0; ///< framed bytes of all members
+  int64_t frame_ = 0; ///< bytes taken of the frame
+};
+
 } // namespace
 
 bool is_small(const Collective& collective, const Limits& limits) {
@@ -57,43 +124,17 @@ bool is_small(const Collective& collective, const Limits& limits) {
   return bytes >= 0 && bytes <= limit;
 }
 
-Plan plan(const std::vector<const Collective*>& ready, const Limits& limits) {
-  Plan plan;
-  Sizes sizes;
-  for (const Collective* next : ready) {
-    const Sizes then = with(sizes, *next);
-    const bool fits = limits.fusion_threshold > 0 &&
-        then.total() <= limits.fusion_threshold && then.other <= limits.frame;
-    if (plan.size > 0 && !fits) {
-      break;
-    }
-    ++plan.size;
-    sizes = then;
+Plan plan(
+    const std::vector<const Collective*>& ready,
+    size_t agreed,
+    const Limits& limits) {
+  Planner planner(ready, limits);
+  const bool all_fit = planner.take(agreed);
+  planner.plan().agreed = planner.plan().size;
+  if (all_fit) {
+    planner.take(ready.size());
   }
-  const bool frame_takes_all = is_small(*ready[0], limits) &&
-      sizes.fusible + sizes.other <= limits.frame;
-  int64_t offset = 0;
-  for (size_t place = 0; place < plan.size; ++place) {
-    const Collective& member = *ready[place];
-    // What is compressed is so wherever it travels, or it would depend on what
-    // else is ready whether it is.
-    if (!is_compressed(member) &&
-        (frame_takes_all || (plan.size > 1 && !is_fusible(member)))) {
-      plan.framed.push_back({place, offset});
-      offset += framed_bytes(member);
-      continue;
-    }
-    const auto bucket = std::find_if(
-        plan.buckets.begin(), plan.buckets.end(), [&](const auto& members) {
-          return fuse_alike(*ready[members[0]], member);
-        });
-    if (bucket != plan.buckets.end()) {
-      bucket->push_back(place);
-    } else {
-      plan.buckets.push_back({place});
-    }
-  }
-  return plan;
+  return std::move(planner.plan());
 }
 
 } // namespace hvd

@@ -20,6 +20,10 @@ struct Limits {
 
 /// How the first collectives of a queue travel together. Members are named by
 /// their place in the queue.
+///
+/// Those that the ranks have not agreed on are there in case all have the same
+/// ready. If not they are left out, which changes nothing for the others but
+/// the buckets.
 struct Plan {
   /// A contribution that the frame carries.
   struct Framed {
@@ -28,6 +32,7 @@ struct Plan {
   };
 
   size_t size = 0; ///< members of the batch
+  size_t agreed = 0; ///< the first of them, which the ranks have agreed on
   std::vector<Framed> framed;
   /// What follows the frame: all_reduces of one dtype and op packed into one,
   /// or a single collective as it is.
@@ -38,8 +43,12 @@ struct Plan {
 bool is_small(const Collective& collective, const Limits& limits);
 
 /// A pure function of the signatures, so all ranks cut the same batches.
-/// `ready`: not empty; of more than one, all are small. At least the first
-/// makes the batch, whatever its size.
-Plan plan(const std::vector<const Collective*>& ready, const Limits& limits);
+/// `ready`: not empty; of more than one, all are small. `agreed`: the first of
+/// them, at least one, that all ranks have ready. At least the first makes the
+/// batch, whatever its size.
+Plan plan(
+    const std::vector<const Collective*>& ready,
+    size_t agreed,
+    const Limits& limits);
 
 } // namespace hvd

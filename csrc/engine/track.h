@@ -53,10 +53,11 @@ class Track {
   /// Blocks until its last messages are on their way. Throws TransportError.
   virtual void advance(Batch& /*batch*/) {}
 
-  /// Blocks until there is no rest, and returns true; or returns false if the
-  /// batch has to go through the queue again. Throws Mismatch if only the batch
-  /// has failed, or TransportError if the group has.
-  virtual bool finish(Batch& batch) = 0;
+  /// Blocks until there is no rest of the batch's first collectives, and
+  /// returns how many those are; the others, or all, have to go through the
+  /// queue again. Throws Mismatch if only the first has failed, or
+  /// TransportError if the group has.
+  virtual size_t finish(Batch& batch) = 0;
 
  protected:
   /// Takes from the queue what is planned.

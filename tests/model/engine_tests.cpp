@@ -207,10 +207,10 @@ void test_burst(const c10::intrusive_ptr<c10d::Store>& store) {
   for (const auto& rank : ranks) {
     rank.engine->shutdown();
   }
-  // The first is alone and tells what is there: all, or if it was not held back
-  // for so long only some, and then the second tells.
+  // The first takes all, or if it was not held back for so long only one, and
+  // tells of some, and then the second tells of the others.
   for (const auto& frames : network->frames()) {
-    REQUIRE(frames.size() == 2 || frames.size() == 3);
+    REQUIRE(!frames.empty() && frames.size() <= 3);
   }
 }
 

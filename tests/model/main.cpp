@@ -3,6 +3,7 @@
 // --help.
 
 #include "engine_tests.h"
+#include "frame_track_tests.h"
 #include "frames_tests.h"
 #include "memory_tests.h"
 #include "messages_tests.h"
@@ -149,6 +150,7 @@ int main(int argc, char** argv) {
   test_memory_in_use();
   test_in_place(store);
   test_most_under_way();
+  test_frame_track();
   test_burst(store);
   test_started_for_others(store);
   test_frame_steps();

@@ -539,8 +539,11 @@ void Simulation::run() {
 
 void Simulation::compare_frames(Network& network) {
   const auto frames = network.frames();
+  // What they have not agreed on they have alike where they have as much ready.
   const auto same = [&](const FrameHeader& a, const FrameHeader& b) {
-    return a.seq == b.seq && (program_.oddity || a.batch == b.batch);
+    return a.seq == b.seq &&
+        (program_.oddity ||
+         (a.agreed == b.agreed && (a.tail != b.tail || a.batch == b.batch)));
   };
   for (const auto& of_rank : frames) {
     if (!std::equal(

@@ -46,12 +46,20 @@ Collective compressed(
   return collective;
 }
 
-Plan plan_of(const std::vector<Collective>& list, const Limits& limits) {
+/// `agreed`: the first of them that all ranks have ready.
+Plan plan_of(
+    const std::vector<Collective>& list,
+    const Limits& limits,
+    size_t agreed) {
   std::vector<const Collective*> ready;
   for (const auto& collective : list) {
     ready.push_back(&collective);
   }
-  return plan(ready, limits);
+  return plan(ready, agreed, limits);
+}
+
+Plan plan_of(const std::vector<Collective>& list, const Limits& limits) {
+  return plan_of(list, limits, list.size());
 }
 
 using Framed = std::vector<std::pair<size_t, int64_t>>;
@@ -176,6 +184,35 @@ void test_compressed() {
   REQUIRE((plan.buckets == Buckets{{1, 3}, {2}}));
 }
 
+void test_not_agreed() {
+  const Limits limits{64, 1024, 256};
+  // The frame has room for them, and for what goes with none in a bucket.
+  auto plan = plan_of({allreduce(4), allreduce(8), broadcast(4)}, limits, 1);
+  REQUIRE(plan.size == 3 && plan.agreed == 1 && plan.buckets.empty());
+  REQUIRE((framed(plan) == Framed{{0, 0}, {1, 16}, {2, 48}}));
+
+  // It has not: the first stays where it would be alone.
+  plan = plan_of({allreduce(4), allreduce(16), broadcast(4)}, limits, 1);
+  REQUIRE(plan.size == 3 && plan.agreed == 1);
+  REQUIRE((framed(plan) == Framed{{0, 0}, {2, 16}}));
+  REQUIRE((plan.buckets == Buckets{{1}}));
+
+  // One bucket for all, agreed on or not.
+  plan = plan_of({allreduce(20), allreduce(20), broadcast(16)}, limits, 1);
+  REQUIRE(plan.size == 3 && plan.agreed == 1);
+  REQUIRE((framed(plan) == Framed{{2, 0}}));
+  REQUIRE((plan.buckets == Buckets{{0, 1}}));
+
+  // What is agreed on and does not fit goes first.
+  plan = plan_of({allreduce(20), allreduce(50), allreduce(1)}, limits, 2);
+  REQUIRE(plan.size == 1 && plan.agreed == 1);
+  // Of what is not, as much as fits.
+  plan = plan_of({allreduce(20), allreduce(50), allreduce(1)}, limits, 1);
+  REQUIRE(plan.size == 1 && plan.agreed == 1);
+  plan = plan_of({broadcast(8), broadcast(8), broadcast(1)}, limits, 1);
+  REQUIRE(plan.size == 2 && plan.agreed == 1);
+}
+
 /// Whatever the queue, the frame's parts are aligned, disjoint and within the
 /// limit, every member of the batch travels once, and tensors do not matter.
 void test_random_plans() {
@@ -192,8 +229,17 @@ void test_random_plans() {
         queue.push_back(next);
       }
     }
-    const auto plan = plan_of(queue, limits);
+    const size_t agreed = random.between(1, queue.size());
+    const auto plan = plan_of(queue, limits, agreed);
     REQUIRE(plan.size >= 1 && plan.size <= queue.size());
+    const std::vector<Collective> first(queue.begin(), queue.begin() + agreed);
+    const auto without = plan_of(first, limits);
+    REQUIRE(plan.agreed == without.size);
+    REQUIRE(plan.size == plan.agreed || plan.agreed == agreed);
+    auto in_frame = framed(plan);
+    REQUIRE(in_frame.size() >= without.framed.size());
+    in_frame.resize(without.framed.size());
+    REQUIRE(in_frame == framed(without));
     std::vector<int> travels(plan.size);
     int64_t end = 0;
     for (const auto& [member, offset] : plan.framed) {
@@ -220,7 +266,7 @@ void test_random_plans() {
       collective.inputs = {at::Tensor()};
       collective.seq = random.next();
     }
-    const auto again = plan_of(queue, limits);
+    const auto again = plan_of(queue, limits, agreed);
     REQUIRE(
         again.size == plan.size && framed(again) == framed(plan) &&
         again.buckets == plan.buckets);
@@ -255,6 +301,7 @@ void test_plan() {
   test_threshold();
   test_buckets();
   test_compressed();
+  test_not_agreed();
   test_random_plans();
 }
 
