@@ -100,7 +100,6 @@ size_t Agreement::check(
         "every rank; they are now at: " +
         describe_calls(headers));
   }
-  const uint64_t cut_from = agreed_;
   agreed_ = least_tail(headers);
   in_step_ = all_equal(headers, &FrameHeader::tail);
   if (in_step_ && all_equal(headers, &FrameHeader::batch)) {
@@ -110,7 +109,8 @@ size_t Agreement::check(
     return batch.plan.agreed;
   }
   if (!std::all_of(headers.begin(), headers.end(), is_single)) {
-    one_by_one_until_ = cut_from;
+    agreed_ = headers[0].seq + 1;
+    in_step_ = false;
     return 0;
   }
   const auto& first = *batch.items[0].collective;

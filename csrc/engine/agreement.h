@@ -35,19 +35,15 @@ class Agreement {
   /// before it.
   uint64_t enlist(const Collective& collective);
 
-  /// Collectives with numbers below this one are ready on every rank.
+  /// Collectives with numbers below this one are ready on every rank, and may
+  /// be cut together now.
   uint64_t agreed() const {
     return agreed_;
   }
 
-  /// Those below this one may be cut together now.
-  uint64_t bound(uint64_t first) const {
-    return first < one_by_one_until_ ? first + 1 : agreed();
-  }
-
   /// Whether those above may be added, for which there is no agreement.
-  bool may_exceed(uint64_t first) const {
-    return in_step_ && first >= one_by_one_until_;
+  bool may_exceed() const {
+    return in_step_;
   }
 
   /// `tail`: see FrameHeader.
@@ -55,10 +51,9 @@ class Agreement {
 
   /// Compares the frames of all ranks. Returns how many of the batch's
   /// collectives all of them run now: the whole batch, or its agreed part, or
-  /// none if it must be cut into single ones to find the one that differs.
-  /// Throws Mismatch, of the first alone, if that is found, which says what
-  /// each rank called, on every rank alike; or std::runtime_error if the ranks
-  /// have parted before.
+  /// none if one differs, and then its first goes next, alone. Throws Mismatch,
+  /// of the first, if that is the one, which says what each rank called, on
+  /// every rank alike; or std::runtime_error if the ranks have parted before.
   size_t check(const Batch& batch, const std::vector<const std::byte*>& frames);
 
  private:
@@ -68,7 +63,6 @@ class Agreement {
   uint64_t taken_out_ = 0;
   std::atomic<uint64_t> agreed_{0};
   bool in_step_ = true; ///< whether the last headers had one tail
-  uint64_t one_by_one_until_ = 0;
 };
 
 } // namespace hvd

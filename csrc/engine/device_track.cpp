@@ -72,10 +72,10 @@ Batch DeviceTrack::next(uint64_t tail) {
     return {};
   }
   std::vector<const Collective*> ready{&first};
-  const uint64_t bound = agreement_.bound(first.seq);
   for (size_t place = 1; is_fusible(first) && place < queue.size(); ++place) {
     const auto& item = queue[place];
-    if (item.collective->seq >= bound || !is_fusible(*item.collective) ||
+    if (item.collective->seq >= agreement_.agreed() ||
+        !is_fusible(*item.collective) ||
         device_of(item) != device_of(queue.front())) {
       break;
     }

@@ -14,16 +14,13 @@ Batch FrameTrack::next(uint64_t tail) {
   if (!started.empty()) {
     return {};
   }
-  const uint64_t first = queue.front().collective->seq;
-  const uint64_t bound = agreement_.bound(first);
-  const bool may_exceed = agreement_.may_exceed(first);
   std::vector<const Collective*> ready{queue.front().collective};
   size_t agreed = 1;
   for (size_t place = 1; limits_.fusion_threshold > 0 && place < queue.size();
        ++place) {
-    if (queue[place].collective->seq < bound) {
+    if (queue[place].collective->seq < agreement_.agreed()) {
       ++agreed;
-    } else if (!may_exceed) {
+    } else if (!agreement_.may_exceed()) {
       break;
     }
     ready.push_back(queue[place].collective);
