@@ -5,8 +5,11 @@
 #include <poll.h>
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <future>
+#include <system_error>
 
 namespace hvd::shm {
 
@@ -35,14 +38,37 @@ bool Peers::is_gone(int peer, std::chrono::milliseconds patience) const {
   return poll(&look, 1, static_cast<int>(patience.count())) > 0;
 }
 
-void Peers::read(int peer, uint64_t address, std::byte* to, int64_t bytes)
-    const {
-  if (read_memory(pids_[peer], address, to, bytes)) {
+void Peers::read(
+    int peer,
+    uint64_t address,
+    std::byte* to,
+    int64_t bytes,
+    int threads) const {
+  const auto copy = [pid = pids_[peer], address, to](
+                        int64_t begin, int64_t count) {
+    const bool copied = read_memory(
+        pid, address + static_cast<uint64_t>(begin), to + begin, count);
+    return copied ? 0 : errno;
+  };
+  const int64_t share = bytes / threads;
+  int64_t begin = 0;
+  std::vector<std::future<int>> others;
+  try {
+    for (; std::ssize(others) < threads - 1; begin += share) {
+      others.push_back(std::async(std::launch::async, copy, begin, share));
+    }
+  } catch (const std::system_error&) {
+    // This one copies what is left.
+  }
+  int cause = copy(begin, bytes - begin);
+  for (auto& other : others) {
+    cause = std::max(cause, other.get());
+  }
+  if (cause == 0) {
     return;
   }
   // A process that dies loses its memory first; until it is gone the others
   // could not tell why this rank gives up.
-  const int cause = errno;
   if (cause == ESRCH && is_gone(peer, kDying)) {
     throw TransportError("it has left or died");
   }

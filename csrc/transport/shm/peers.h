@@ -25,8 +25,14 @@ class Peers {
   /// be seen.
   bool is_gone(int peer, std::chrono::milliseconds patience = {}) const;
 
-  /// Copies from a peer's memory. Throws TransportError.
-  void read(int peer, uint64_t address, std::byte* to, int64_t bytes) const;
+  /// Copies from a peer's memory, by so many threads: this one, and others as
+  /// far as the system has them. Throws TransportError.
+  void read(
+      int peer,
+      uint64_t address,
+      std::byte* to,
+      int64_t bytes,
+      int threads) const;
 
  private:
   const std::vector<pid_t> pids_;

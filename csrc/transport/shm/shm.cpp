@@ -55,6 +55,7 @@ ShmTransport::ShmTransport(
       peers_(column(ranks, &Rank::pid), column(ranks, &Rank::life)),
       segments_(map_segments(ranks)),
       spin_(ranks_per_core <= kRanksOnACore ? kSpin : kSpin.zero()),
+      has_core_(ranks_per_core <= 1),
       outbox_(
           rank,
           segments_,

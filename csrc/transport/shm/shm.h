@@ -104,6 +104,8 @@ class ShmTransport final : public MatchingTransport {
   /// there was any.
   bool serve(Lock& lock);
   void read_next_part(Lock& lock, shm::Receive& receive);
+  /// How many copy it from the sender's own memory.
+  int threads_for(const shm::Letter& part) const;
   /// Whether the bell rings soon.
   bool rings_soon(uint32_t seen) const;
   /// Until it rings, but not long if others may wait for room meanwhile.
@@ -122,6 +124,7 @@ class ShmTransport final : public MatchingTransport {
   const shm::Peers peers_; ///< before what may throw
   const std::vector<shm::Segment> segments_;
   const std::chrono::microseconds spin_;
+  const bool has_core_; ///< each rank has one to itself
 
   std::mutex mutex_; ///< guards all below
   shm::Mailbox mailbox_;

@@ -26,6 +26,9 @@ constexpr std::chrono::milliseconds kLookForRoom{1};
 constexpr std::chrono::milliseconds kLookForMessages{5};
 constexpr std::chrono::milliseconds kLongestLook{50};
 
+// What takes so long to copy that it pays to start a thread.
+constexpr int64_t kForTwoThreads = 4 * 1024 * 1024;
+
 } // namespace
 
 shm::Bell& ShmTransport::bell() const {
@@ -176,10 +179,11 @@ void ShmTransport::read_next_part(Lock& lock, Receive& receive) {
   std::string error = receive.error;
   if (error.empty()) {
     auto* const to = receive.next();
+    const int threads = threads_for(part);
     lock.unlock();
     try {
       if (part.form == Letter::Form::Direct) {
-        peers_.read(receive.source, part.place, to, part.bytes);
+        peers_.read(receive.source, part.place, to, part.bytes, threads);
         check_kept(receive.source);
       } else {
         std::memcpy(
@@ -203,6 +207,14 @@ void ShmTransport::read_next_part(Lock& lock, Receive& receive) {
   }
   outbox_.flush();
   bell().ring(); // another thread may wait for this one
+}
+
+int ShmTransport::threads_for(const Letter& part) const {
+  // In a collective all ranks copy at once. Here the sender waits, and leaves
+  // its core, unless it copies something of this rank's meanwhile.
+  const bool sender_waits =
+      part.key.kind == Key::Kind::User && !outbox_.is_busy();
+  return sender_waits && has_core_ && part.bytes >= kForTwoThreads ? 2 : 1;
 }
 
 bool ShmTransport::rings_soon(uint32_t seen) const {
