@@ -321,24 +321,59 @@ def test_detail(size: int) -> None:
         pool.run(under_detail)
 
 
-NO_THREAD = """
-import resource
+WITHOUT_MORE_THREADS = """
+import contextlib, resource
 from pathlib import Path
-tensor = torch.ones(4)
-dist.all_reduce(tensor)
-if rank == 0:
+
+@contextlib.contextmanager
+def without_more_threads():
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 20), hard))
     try:
-        dist.all_reduce(tensor, async_op=True)
-    except RuntimeError as error:
-        print(error, tensor.tolist())
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+"""
+
+NO_THREAD = (
+    WITHOUT_MORE_THREADS
+    + """
+tensor = torch.ones(4)
+dist.all_reduce(tensor)
+if rank == 0:
+    with without_more_threads():
+        try:
+            dist.all_reduce(tensor, async_op=True)
+        except RuntimeError as error:
+            print(error, tensor.tolist())
 dist.all_reduce(tensor, async_op=True).wait()
 print(tensor.tolist())
 dist.destroy_process_group()
 """
+)
+
+NO_SECOND_THREAD = (
+    WITHOUT_MORE_THREADS
+    + """
+MESSAGE = torch.arange(1 << 21)  # 16 MB
+tensor = torch.empty_like(MESSAGE)
+if rank == 0:
+    dist.send(MESSAGE[:4], 1)
+    dist.send(MESSAGE, 1)
+else:
+    dist.recv(tensor[:4], 0)
+    with without_more_threads():
+        dist.recv(tensor, 0)
+    print(torch.equal(tensor, MESSAGE))
+dist.destroy_process_group()
+"""
+)
+
+
+def test_long_message_for_which_there_is_no_second_thread() -> None:
+    _, receiver = launch(NO_SECOND_THREAD, 2)
+    assert receiver.stdout == "True\n", receiver.stderr
 
 
 def test_call_for_which_there_is_no_thread() -> None:

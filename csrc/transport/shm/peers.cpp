@@ -5,7 +5,6 @@
 #include <poll.h>
 #include <sys/uio.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <future>
@@ -62,7 +61,8 @@ void Peers::read(
   }
   int cause = copy(begin, bytes - begin);
   for (auto& other : others) {
-    cause = std::max(cause, other.get());
+    const int other_cause = other.get();
+    cause = cause == 0 || other_cause == ESRCH ? other_cause : cause;
   }
   if (cause == 0) {
     return;
