@@ -94,16 +94,24 @@ class Pair {
   Rank one{network_, 0};
   Rank other{network_, 1};
 
-  /// A frame of each, which settles as much on both.
-  size_t exchange() {
+  void start() {
     one.start();
     other.start();
+  }
+
+  /// Returns how many their frames settle, which is as much on both.
+  size_t finish() {
     size_t settled = 0;
     std::thread beside([&] { settled = one.finish(); });
     const size_t settled_too = other.finish();
     beside.join();
     REQUIRE(settled == settled_too);
     return settled;
+  }
+
+  size_t exchange() {
+    start();
+    return finish();
   }
 };
 
@@ -124,12 +132,9 @@ void test_timeout() {
     pair.one.call(1, 8, minutes(9));
     pair.one.call(1, 8, minutes(3));
     pair.other.call(in_step ? 2 : 1, 8, minutes(3));
-    pair.one.start();
-    pair.other.start();
+    pair.start();
     REQUIRE(pair.one.left() > minutes(6));
-    std::thread beside([&] { pair.other.finish(); });
-    REQUIRE(pair.one.finish() == (in_step ? 2 : 1));
-    beside.join();
+    REQUIRE(pair.finish() == (in_step ? 2 : 1));
     REQUIRE((pair.one.left() <= minutes(3)) == in_step);
   }
 }
@@ -142,9 +147,7 @@ void test_one_is_late() {
   pair.other.call(4, 8);
   REQUIRE(pair.one.start() == 1); // out of step, nothing is sent in vain
   REQUIRE(pair.other.start() == 1);
-  std::thread beside([&] { REQUIRE(pair.one.finish() == 1); });
-  REQUIRE(pair.other.finish() == 1);
-  beside.join();
+  REQUIRE(pair.finish() == 1);
   pair.other.call(5, 8);
   REQUIRE(pair.exchange() == 3); // the second frame told of five
   REQUIRE(pair.exchange() == 5); // and the third of ten

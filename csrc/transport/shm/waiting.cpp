@@ -210,11 +210,12 @@ void ShmTransport::read_next_part(Lock& lock, Receive& receive) {
 }
 
 int ShmTransport::threads_for(const Letter& part) const {
+  if (part.bytes < kForTwoThreads || !has_core_) {
+    return 1;
+  }
   // In a collective all ranks copy at once. Here the sender, as a rule, waits
   // and leaves its core, unless it copies something of this rank's meanwhile.
-  const bool sender_waits =
-      part.key.kind == Key::Kind::User && !outbox_.is_busy();
-  return sender_waits && has_core_ && part.bytes >= kForTwoThreads ? 2 : 1;
+  return part.key.kind == Key::Kind::User && !outbox_.is_busy() ? 2 : 1;
 }
 
 bool ShmTransport::rings_soon(uint32_t seen) const {
