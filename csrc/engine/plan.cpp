@@ -50,6 +50,16 @@ class Planner {
   Planner(const std::vector<const Collective*>& ready, const Limits& limits)
       : ready_(ready), limits_(limits) {}
 
+  Plan make(size_t agreed) {
+    const bool all_fit = take(agreed);
+    plan_.agreed = plan_.size;
+    if (all_fit) {
+      take(ready_.size());
+    }
+    return std::move(plan_);
+  }
+
+ private:
   /// Takes the next ones up to `end`; returns whether all of them fit. Those
   /// that can be fused go the same way: into the frame if it has room for them,
   /// or else into buckets.
@@ -81,11 +91,6 @@ class Planner {
     return plan_.size == end;
   }
 
-  Plan& plan() {
-    return plan_;
-  }
-
- private:
   bool fits(const Sizes& part) const {
     return limits_.fusion_threshold > 0 &&
         total_ + part.total() <= limits_.fusion_threshold &&
@@ -128,13 +133,7 @@ Plan plan(
     const std::vector<const Collective*>& ready,
     size_t agreed,
     const Limits& limits) {
-  Planner planner(ready, limits);
-  const bool all_fit = planner.take(agreed);
-  planner.plan().agreed = planner.plan().size;
-  if (all_fit) {
-    planner.take(ready.size());
-  }
-  return std::move(planner.plan());
+  return Planner(ready, limits).make(agreed);
 }
 
 } // namespace hvd
