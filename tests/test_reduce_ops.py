@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -193,6 +194,21 @@ def test_premul_by_tensor(dtype: torch.dtype) -> None:
     tensor = torch.arange(6).to(dtype)
     dist.all_reduce(tensor, op=rows.premul_sum(torch.tensor([0.25], dtype=dtype)))
     assert torch.equal(tensor.double(), torch.arange(6).double() * dist.get_world_size() / 4)
+
+
+@pytest.mark.parametrize("count", [6, 300_000])
+def test_premul_by_a_sum_under_way(count: int) -> None:
+    """A factor that an earlier call has yet to make is waited for."""
+    size = dist.get_world_size()
+    for _ in range(20):
+        factor, tensor = torch.ones(1), torch.ones(count)
+        works: list[Any] = [dist.all_reduce(factor, async_op=True)]
+        works.append(dist.all_reduce(tensor, op=rows.premul_sum(factor), async_op=True))
+        works.append(dist.all_reduce(factor, async_op=True))
+        for work in works:
+            work.wait()
+        assert rows.filled(tensor, size * size)
+        assert rows.filled(factor, size * size)
 
 
 @pytest.mark.parametrize("count", [6, 300_000])

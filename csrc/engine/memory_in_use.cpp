@@ -34,6 +34,9 @@ std::vector<MemoryInUse::Span> MemoryInUse::spans(
   }
   for (const auto& copied : collective.copy_in) {
     add(copied.from);
+    if (copied.factor.defined()) {
+      add(copied.factor);
+    }
   }
   for (const auto& [to, from] : collective.copy_back) {
     add(to);
