@@ -20,20 +20,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import fake_device
 import torch_hvd
+from fake_device import device
 from footprint import leaves_no_names
 from libmpi import MPICH, MPICH_ABI, OPEN_MPI, make_libmpi, needs_mpich, needs_open_mpi
-from ranks import RankPool, bare_store
+from ranks import RankPool
 from rows import filled
 from torch_hvd import _mpi
 
 pytestmark = [needs_mpich, pytest.mark.timeout(180)]
 
-ROOT = Path(__file__).parent.parent
-DEVICE = ROOT / "build/fakecuda/device.so"
 SMALL, LARGE = 16, 300_000  # of float32: the former goes in a frame
-
-device: Any = torch.ops.fakecuda
 
 
 def aware_like(library: Path, folder: Path) -> str:
@@ -86,23 +84,14 @@ class World:
 
 def join(world: World) -> list[str]:
     """Returns what is logged."""
-    rank = int(os.environ["RANK"])
-    torch.ops.load_library(DEVICE)
-    vars(torch.cuda)["get_device_capability"] = lambda _: (8, 0)  # c10d asks
-    os.environ["HVD_LIBMPI"] = world.files[rank]
+    os.environ["HVD_LIBMPI"] = world.files[int(os.environ["RANK"])]
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("torch_hvd")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    dist.init_process_group(
-        "hvd",
-        store=bare_store(),
-        rank=rank,
-        world_size=len(world.files),
-        timeout=timedelta(seconds=20),
-    )
+    fake_device.join(len(world.files))
     logger.removeHandler(handler)
     return lines
 
@@ -110,11 +99,7 @@ def join(world: World) -> list[str]:
 @pytest.fixture(scope="module")
 def build() -> None:
     """The device."""
-    command = ["make", "-C", "tests/fakecuda", f"PYTHON={sys.executable}"]
-    built = subprocess.run(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert built.returncode == 0, built.stdout
+    fake_device.build()
 
 
 def pool_of(world: World, transport: str = "mpi", hosts: list[str] | None = None) -> RankPool:

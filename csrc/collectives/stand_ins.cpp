@@ -5,6 +5,10 @@
 
 namespace hvd {
 
+bool waits_for_device(const Collective& collective) {
+  return collective.on_device && !collective.on_device->has_come();
+}
+
 void make_ready(const Collective& collective) {
   if (collective.stays_on_device) {
     collective.on_device->wait(); // no transport knows of streams

@@ -6,6 +6,9 @@
 
 namespace hvd {
 
+/// Whether make_ready() would wait for a device now.
+bool waits_for_device(const Collective& collective);
+
 /// What the collective reads is there when this returns: stand-ins for tensors
 /// of the caller are filled, and the device is done with those that stay there.
 void make_ready(const Collective& collective);

@@ -172,7 +172,8 @@ void Engine::drive_until_done(const Operation& operation) {
   const auto call = waiting();
   Lock lock(mutex_);
   // Again each time round: others let in what this thread may have to start.
-  for (start_all(lock); !operation.done; start_all(lock)) {
+  for (start_all(lock, &operation); !operation.done;
+       start_all(lock, &operation)) {
     // Only up to where the operation is: all else may wait for what another
     // rank calls once it hears, by whatever means, that this one is done.
     const auto driven = std::find_if(
@@ -244,10 +245,10 @@ void Engine::message_done(
   }
 }
 
-void Engine::start_all(Lock& lock) {
+void Engine::start_all(Lock& lock, const Operation* own) {
   Aftermath aftermath;
   for (auto* track : tracks_) {
-    start_ready(lock, *track, aftermath);
+    start_ready(lock, *track, aftermath, own);
   }
   conclude(lock, aftermath);
 }
@@ -260,12 +261,20 @@ void Engine::admit() {
   }
 }
 
-void Engine::start_ready(Lock& lock, Track& track, Aftermath& aftermath) {
+void Engine::start_ready(
+    Lock& lock,
+    Track& track,
+    Aftermath& aftermath,
+    const Operation* own) {
   if (track.starting) {
     return; // that thread will see what this one has queued
   }
   track.starting = true;
   while (!failing_ && !track.queue.empty()) {
+    const Item& first = track.queue.front();
+    if (first.operation.get() != own && waits_for_device(*first.collective)) {
+      break;
+    }
     Batch batch = track.next(submitted_ - waiting_.size());
     if (batch.items.empty()) {
       break;

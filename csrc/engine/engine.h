@@ -192,8 +192,14 @@ class Engine : public std::enable_shared_from_this<Engine> {
 
   // The roles. All are called with `lock` held and return with it held.
   void admit();
-  void start_ready(Lock& lock, Track& track, Aftermath& aftermath);
-  void start_all(Lock& lock);
+  /// Starts what may go. What waits for a device is left to others, unless it
+  /// is of `own`, which the thread has nothing else to do than wait for.
+  void start_ready(
+      Lock& lock,
+      Track& track,
+      Aftermath& aftermath,
+      const Operation* own = nullptr);
+  void start_all(Lock& lock, const Operation* own = nullptr);
   void hold(Lock& lock, Track& track);
   void finish_front(Lock& lock, Track& track, Aftermath& aftermath);
   void work_off(Lock& lock, Track& track);

@@ -105,7 +105,8 @@ void Engine::background(Track& track) {
       return;
     }
     if (holds) {
-      start_all(lock);
+      start_all(
+          lock, is_held(track) ? track.queue.front().operation.get() : nullptr);
       wake_sleepers();
     } else {
       nap = kPause;
@@ -282,6 +283,7 @@ void Engine::shutdown() noexcept {
     Lock lock(mutex_);
     closed_ = true;
     start_all(lock);
+    wake_sleepers();
     // Not the queues: a batch that is being started is in none of them.
     const auto is_busy = [](const auto* track) {
       return !track->started.empty();

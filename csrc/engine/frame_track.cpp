@@ -2,6 +2,7 @@
 
 #include "collectives/bucket.h"
 #include "collectives/contribution.h"
+#include "collectives/stand_ins.h"
 
 #include <ATen/ops/empty.h>
 
@@ -14,16 +15,26 @@ Batch FrameTrack::next(uint64_t tail) {
   if (!started.empty()) {
     return {};
   }
+  // Only the first is waited for: a device may be done with another one not
+  // before some rank has heard that the first is.
+  const auto end =
+      std::find_if(queue.begin() + 1, queue.end(), [](const auto& item) {
+        return waits_for_device(*item.collective);
+      });
+  if (end != queue.end()) {
+    tail = std::min(tail, end->collective->seq);
+  }
   std::vector<const Collective*> ready{queue.front().collective};
   size_t agreed = 1;
-  for (size_t place = 1; limits_.fusion_threshold > 0 && place < queue.size();
-       ++place) {
-    if (queue[place].collective->seq < agreement_.agreed()) {
+  for (auto item = queue.begin() + 1;
+       limits_.fusion_threshold > 0 && item != end;
+       ++item) {
+    if (item->collective->seq < agreement_.agreed()) {
       ++agreed;
     } else if (!agreement_.may_exceed()) {
       break;
     }
-    ready.push_back(queue[place].collective);
+    ready.push_back(item->collective);
   }
   Batch batch = cut(plan(ready, agreed, limits_));
   batch.header = agreement_.header(batch, tail);

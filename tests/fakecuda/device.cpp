@@ -20,9 +20,11 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -321,6 +323,15 @@ void sleep(double seconds, bool pool) {
   }
 }
 
+/// Keeps the current stream busy until there is such a file.
+void hold(const std::string& path) {
+  worker_of(current_stream).put([path] {
+    while (!std::filesystem::exists(path)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+}
+
 /// Bytes copied between host and device so far.
 int64_t crossed() {
   return crossed_bytes;
@@ -331,6 +342,7 @@ TORCH_LIBRARY(fakecuda, library) {
   library.def("use_stream", &use_stream);
   library.def("capture", &capture);
   library.def("sleep", &sleep);
+  library.def("hold", [](const std::string& path) { hold(path); });
   library.def("crossed", &crossed);
 }
 
