@@ -248,9 +248,18 @@ void Engine::message_done(
 void Engine::start_all(Lock& lock, const Operation* own) {
   Aftermath aftermath;
   for (auto* track : tracks_) {
-    start_ready(lock, *track, aftermath, own);
+    start_ready(lock, *track, aftermath);
   }
   conclude(lock, aftermath);
+  for (auto* track : tracks_) {
+    if (!track->queue.empty() && track->queue.front().operation.get() == own &&
+        waits_for_device(*track->queue.front().collective)) {
+      ensure_continuing(); // this thread may be busy for long
+      wake_sleepers();
+      start_ready(lock, *track, aftermath, own);
+      conclude(lock, aftermath);
+    }
+  }
 }
 
 void Engine::admit() {
