@@ -7,8 +7,8 @@
 
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <future>
-#include <system_error>
 
 namespace hvd::shm {
 
@@ -51,13 +51,14 @@ void Peers::read(
   };
   const int64_t share = bytes / threads;
   int64_t begin = 0;
-  std::vector<std::future<int>> others;
+  std::vector<std::future<int>> others; // which wait for theirs
   try {
+    others.reserve(static_cast<size_t>(threads));
     for (; std::ssize(others) < threads - 1; begin += share) {
       others.push_back(std::async(std::launch::async, copy, begin, share));
     }
-  } catch (const std::system_error&) {
-    // This one copies what is left.
+  } catch (const std::exception&) {
+    // No thread or no memory for one: this one copies what is left.
   }
   int cause = copy(begin, bytes - begin);
   for (auto& other : others) {
@@ -83,6 +84,7 @@ bool read_memory(pid_t pid, uint64_t address, std::byte* to, int64_t bytes) {
     const iovec remote{reinterpret_cast<void*>(address), local.iov_len};
     const ssize_t got = process_vm_readv(pid, &local, 1, &remote, 1, 0);
     if (got <= 0) {
+      errno = got < 0 ? errno : EIO;
       return false;
     }
     to += got;
