@@ -27,7 +27,7 @@ class Mismatch : public std::runtime_error {
 /// on for the next batch. A rank also sends what else it has ready, if all had
 /// the same when they last told: should that be so again, it counts at once.
 ///
-/// Threads: one may check() while others, one at a time, call the rest; and
+/// Threads: while one is in check(), others, one at a time, may enlist(); and
 /// agreed() may be called by any.
 class Agreement {
  public:

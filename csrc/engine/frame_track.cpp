@@ -72,10 +72,12 @@ size_t FrameTrack::finish(Batch& batch) {
     for (size_t member = 0; member < members; ++member) {
       left.push_back(batch.items[member].collective);
     }
-    batch.plan = plan(left, members, limits_); // the frame's part is as it was
+    // What is agreed on was planned first: it is in the frame as it was.
+    batch.plan = plan(left, members, limits_);
   } else if (members > batch.plan.agreed) {
     batch.plan.agreed = members;
-    batch.deadline = deadline_in(batch.timeout()); // for these only begin now
+    // These only begin now, and the others go on with them.
+    batch.deadline = deadline_in(batch.timeout());
   }
   batch.times.exchanged = Clock::now();
   std::vector<const std::byte*> contributions(frames.size());

@@ -15,7 +15,7 @@ namespace hvd {
 /// When a collective came to each of its stages.
 struct Times {
   Deadline submitted; ///< by the caller
-  Deadline started; ///< taken from the queue: the ranks have agreed on it
+  Deadline started; ///< taken from the queue
   Deadline packed; ///< its first messages are on the way
   Deadline exchanged; ///< everything has arrived
   Deadline finished; ///< the outputs are there

@@ -245,7 +245,7 @@ std::string Witness::report(
     } else if (gone(rank)) {
       out << " left or died";
     } else {
-      out << " left no word (dead, or nothing called yet)";
+      out << " left no word (dead, nothing called yet, or not in time)";
     }
     clauses.push_back(out.str());
   }
