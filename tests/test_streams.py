@@ -7,6 +7,7 @@ not wait for it on behalf of one behind it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +110,24 @@ def burst(path: Path) -> None:
 def test_burst(pool: RankPool, tmp_path: Path) -> None:
     """It is cut where the device is not done on some rank, and goes on from there."""
     pool.run(joined, burst, tmp_path / "done")
+
+
+def named(path: Path) -> None:
+    """Rank 0's stream is busy until rank 1 has given up."""
+    rank = dist.get_rank()
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    on_device = device.upload(torch.ones(SMALL))
+    dist.barrier()
+    if rank == 0:
+        device.hold(str(path))
+    with pytest.raises(dist.DistBackendError) as failure:
+        dist.all_reduce(on_device, group=group)
+    path.touch()
+    text = str(failure.value)
+    if rank == 1:
+        assert "ranks 0-1 called all_reduce(float32[4], SUM) as number 0" in text, text
+    assert "waiting for nothing" not in text, text
+
+
+def test_who_waits_for_a_device_is_told_of(pool: RankPool, tmp_path: Path) -> None:
+    pool.run(joined, named, tmp_path / "done")

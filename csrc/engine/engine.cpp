@@ -289,6 +289,7 @@ void Engine::start_ready(
       break;
     }
     batch.times.batch = batches_++;
+    track.being_started = &batch;
     std::optional<std::string> error;
     lock.unlock();
     try {
@@ -297,6 +298,7 @@ void Engine::start_ready(
       error = e.what();
     }
     lock.lock();
+    track.being_started = nullptr;
     if (!error && !failing_ && batch.rest != Rest::Outputs) {
       settle(batch, batch.error);
       retire(lock, aftermath);

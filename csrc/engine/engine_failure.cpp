@@ -198,10 +198,11 @@ std::string Engine::message_failed(
 Witness::Place Engine::place() const {
   const Collective* waited_for = nullptr;
   for (const auto* track : tracks_) {
-    if (!track->started.empty()) {
-      const Batch& awaited =
-          track->awaited != nullptr ? *track->awaited : track->started.front();
-      const auto* first = awaited.items[0].collective;
+    const Batch* const awaited = track->awaited != nullptr ? track->awaited
+        : !track->started.empty() ? &track->started.front()
+                                  : track->being_started;
+    if (awaited != nullptr) {
+      const auto* first = awaited->items[0].collective;
       if (waited_for == nullptr || first->seq < waited_for->seq) {
         waited_for = first;
       }

@@ -28,6 +28,7 @@ class Track {
   std::deque<Item> queue; ///< not started
   std::deque<Batch> started; ///< finished in this order
   const Batch* awaited = nullptr; ///< by who has the role of finishing
+  const Batch* being_started = nullptr; ///< which may wait for a device
   bool starting = false;
   bool finishing = false;
   size_t free_threads = 0; ///< background threads outside user code
