@@ -71,12 +71,26 @@ def answer(rank: subprocess.Popen[bytes]) -> None:
         ([b"\xff\xfe \0\n"], b"[rank3]:\xff\xfe \0\n"),
         ([b"\x0b\x0c\x1c\xc2\x85 a row\n"], b"[rank3]:\x0b\x0c\x1c\xc2\x85 a row\n"),
         ([b"the last"], b"[rank3]:the last\n"),
+        ([b"[rank3]: of torch\n"], b"[rank3]: of torch\n"),
+        ([b"[rank1]: of another\n"], b"[rank3]:[rank1]: of another\n"),
         ([b"of a file\r", b"\nof Windows\r\n"], b"[rank3]:of a file\r\n[rank3]:of Windows\r\n"),
         ([b"\r1%", b"\r2%", b"\n"], b"\r[rank3]:1%\r[rank3]:2%\n"),
         ([b"1%\r", b"2%\r"], b"[rank3]:1%\r[rank3]:2%\r"),
         ([b"\r1%", b"\r2%"], b"\r[rank3]:1%\r[rank3]:2%\n"),
     ],
-    ids=["parts", "empty", "bytes", "separators", "end", "crlf", "bar", "bar-behind", "bar-ended"],
+    ids=[
+        "parts",
+        "empty",
+        "bytes",
+        "separators",
+        "end",
+        "has-it",
+        "has-another",
+        "crlf",
+        "bar",
+        "bar-behind",
+        "bar-ended",
+    ],
 )
 def test_lines(stream: int, writes: list[bytes], expected: bytes) -> None:
     script = f"for part in {writes}: os.write({stream}, part)"

@@ -151,7 +151,8 @@ class Lines:
         self.is_open, self._line, self.patience_ends = False, b"", _NEVER
 
     def _prefixed(self, line: bytes) -> bytes:
-        return line if line == b"\r" else self._prefix + line
+        # torch begins the lines of a traceback so, too.
+        return line if line == b"\r" or line.startswith(self._prefix) else self._prefix + line
 
     def _write(self, data: bytes) -> None:
         """Write it all; if nobody reads it, the command is to find so as it writes."""
