@@ -3,10 +3,16 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <exception>
+
 namespace hvd {
 
-bool waits_for_device(const Collective& collective) {
-  return collective.on_device && !collective.on_device->has_come();
+bool waits_for_device(const Collective& collective) noexcept {
+  try {
+    return collective.on_device && !collective.on_device->has_come();
+  } catch (const std::exception&) {
+    return false; // make_ready() throws that
+  }
 }
 
 void make_ready(const Collective& collective) {

@@ -7,7 +7,7 @@
 namespace hvd {
 
 /// Whether make_ready() would wait for a device now.
-bool waits_for_device(const Collective& collective);
+bool waits_for_device(const Collective& collective) noexcept;
 
 /// What the collective reads is there when this returns: stand-ins for tensors
 /// of the caller are filled, and the device is done with those that stay there.

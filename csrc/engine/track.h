@@ -14,9 +14,10 @@ namespace hvd {
 /// by which they are. The engine has three, and none waits for another.
 ///
 /// Two roles move it, each held by one thread at a time: *starting*, which does
-/// not block and falls to whoever finds that the next batch may go; and
-/// *finishing*, which blocks and falls to a caller that waits, or to the
-/// track's background thread when nobody does.
+/// not block, unless the first of the queue waits for a device, and falls to
+/// whoever finds that the next batch may go; and *finishing*, which blocks and
+/// falls to a caller that waits, or to the track's background thread where none
+/// does.
 class Track {
  public:
   Track() = default;
