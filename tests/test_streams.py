@@ -6,6 +6,7 @@ not wait for it on behalf of one behind it.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -110,6 +111,20 @@ def burst(path: Path) -> None:
 def test_burst(pool: RankPool, tmp_path: Path) -> None:
     """It is cut where the device is not done on some rank, and goes on from there."""
     pool.run(joined, burst, tmp_path / "done")
+
+
+def soon() -> None:
+    rng = random.Random(dist.get_rank())
+    tensors = [device.upload(torch.ones(count)) for count in (SMALL, LARGE)]
+    for _ in range(200):
+        for tensor in tensors:
+            device.sleep(rng.random() * 3e-5, False)
+            dist.broadcast(tensor, 0)
+
+
+def test_device_that_is_done_soon(pool: RankPool) -> None:
+    """Whoever looks whether it is, and when."""
+    pool.run(joined, soon)
 
 
 def named(path: Path) -> None:

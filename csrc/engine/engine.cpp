@@ -252,13 +252,15 @@ void Engine::start_all(Lock& lock, const Operation* own) {
   }
   conclude(lock, aftermath);
   for (auto* track : tracks_) {
-    if (!track->queue.empty() && track->queue.front().operation.get() == own &&
-        waits_for_device(*track->queue.front().collective)) {
+    if (track->queue.empty() || track->queue.front().operation.get() != own) {
+      continue;
+    }
+    if (waits_for_device(*track->queue.front().collective)) {
       ensure_continuing(); // this thread may be busy for long
       wake_sleepers();
-      start_ready(lock, *track, aftermath, own);
-      conclude(lock, aftermath);
     }
+    start_ready(lock, *track, aftermath, own);
+    conclude(lock, aftermath);
   }
 }
 
