@@ -114,12 +114,14 @@ def test_burst(pool: RankPool, tmp_path: Path) -> None:
 
 
 def soon() -> None:
-    rng = random.Random(dist.get_rank())
-    tensors = [device.upload(torch.ones(count)) for count in (SMALL, LARGE)]
+    rank = dist.get_rank()
+    rng = random.Random(rank)
+    tensors = [device.upload(torch.full((count,), rank + 1.0)) for count in (SMALL, LARGE)]
     for _ in range(200):
         for tensor in tensors:
             device.sleep(rng.random() * 3e-5, False)
             dist.broadcast(tensor, 0)
+    assert all(tensor.cpu().eq(1).all() for tensor in tensors)
 
 
 def test_device_that_is_done_soon(pool: RankPool) -> None:

@@ -342,7 +342,7 @@ TORCH_LIBRARY(fakecuda, library) {
   library.def("use_stream", &use_stream);
   library.def("capture", &capture);
   library.def("sleep", &sleep);
-  library.def("hold", [](const std::string& path) { hold(path); });
+  library.def("hold", &hold);
   library.def("crossed", &crossed);
 }
 
